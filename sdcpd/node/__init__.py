@@ -1,0 +1,1 @@
+"""Floor 6: configuration, assembly, logs, metrics and the two commands."""

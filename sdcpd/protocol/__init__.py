@@ -1,0 +1,1 @@
+"""Floor 0: the draft as values and synchronous machines. No clock, no randomness, no I/O, no async."""

@@ -1,0 +1,97 @@
+"""Strict CBOR in, deterministic CBOR out (draft 4.1, 5.2; RFC 8949 4.2.1; decisions 1 to 7).
+
+In: exactly one item of maps with text keys, arrays, integers, octet strings, text, booleans and null. No tags (so no
+bignums, dates, references), no duplicate keys, no octets after the item, no nesting or length beyond the limits.
+Two readers of the same octets therefore see the same content, which the contract digest relies on.
+
+Out: all keys are text shorter than 24 octets, for which cbor2's canonical order (length first) is the order of RFC
+8949 4.2.1; a test holds every Struct to that.
+"""
+
+import io
+from functools import cache
+from typing import Final, TypeVar
+
+import cbor2
+import msgspec
+from msgspec import Struct
+
+from sdcpd.protocol.messages import Assignment, Contract, SessionOpen
+from sdcpd.protocol.problems import BadContract, IllFormed
+
+MEDIA_TYPE: Final = "application/sdcp+cbor"
+DEPTH_LIMIT: Final = 16
+
+M = TypeVar("M")
+
+
+def encode(message: Struct) -> bytes:
+    """Deterministic CBOR of a message; absent (UNSET) members are left out."""
+    return cbor2.dumps(msgspec.to_builtins(message, builtin_types=(bytes,)), canonical=True)
+
+
+def encode_tokens(tokens: tuple[int, ...]) -> bytes:
+    """The CBOR array of uint that a `prompt` or `committed_tokens` object holds (decision 25)."""
+    return cbor2.dumps(list(tokens), canonical=True)
+
+
+def decode_tokens(octets: bytes) -> tuple[int, ...]:
+    """Inverse of `encode_tokens`. Raises IllFormed."""
+    return decode_item(octets, tuple[int, ...])
+
+
+def decode(octets: bytes, kind: type[M]) -> M:
+    """Read one message.
+
+    Raises IllFormed (400) for anything that is not one acceptable item or breaks the schema, and BadContract (422)
+    for a contract that breaks its own schema (decision 7).
+    """
+    item = load(octets)
+    if kind in (SessionOpen, Assignment) and isinstance(item, dict) and "contract" in item:
+        try:
+            item["contract"] = msgspec.convert(item["contract"], Contract, builtin_types=(bytes,))
+        except msgspec.ValidationError as error:
+            raise BadContract(f"contract: {error}") from error
+    return _convert(item, kind)
+
+
+def decode_item(octets: bytes, kind: type[M]) -> M:
+    """Read one item of any type msgspec knows, by the same strict rules. Raises IllFormed."""
+    return _convert(load(octets), kind)
+
+
+def _convert(item: object, kind: type[M]) -> M:
+    try:
+        return msgspec.convert(item, kind, builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        raise IllFormed(f"{_name(kind)}: {error}") from error
+
+
+@cache
+def _name(kind: object) -> str:
+    return getattr(kind, "__name__", str(kind))
+
+
+def load(octets: bytes) -> object:
+    """One CBOR item as plain Python values. Raises IllFormed."""
+    stream = io.BytesIO(octets)
+    item = load_next(stream)
+    if stream.tell() != len(octets):
+        raise IllFormed(f"{len(octets) - stream.tell()} octets after the CBOR item; send exactly one item")
+    return item
+
+
+def load_next(stream: io.BytesIO) -> object:
+    """The next item of a CBOR sequence (RFC 8742), leaving the stream right behind it. Raises IllFormed."""
+    start = stream.tell()
+    try:
+        decoder = cbor2.CBORDecoder(
+            stream,
+            allow_duplicate_keys=False,
+            max_depth=DEPTH_LIMIT,
+            read_size=1,
+        )
+        item = decoder.decode()
+    except (cbor2.CBORError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise IllFormed(f"not well-formed CBOR at octet {start}: {error}") from error
+    return item

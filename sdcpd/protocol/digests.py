@@ -20,9 +20,7 @@ def _uint32s(tokens: Sequence[int]) -> bytes:
 
 def prompt_digest(contract: bytes, prompt: Sequence[int]) -> bytes:
     """d[0] over a contract digest (32 octets) and the prompt's tokens (4.2)."""
-    return hashlib.sha256(
-        b"SDCP-PREFIX-1\x00" + contract + struct.pack(">I", len(prompt)) + _uint32s(prompt)
-    ).digest()
+    return hashlib.sha256(b"SDCP-PREFIX-1\x00" + contract + struct.pack(">I", len(prompt)) + _uint32s(prompt)).digest()
 
 
 def extend(digest: bytes, tokens: Sequence[int]) -> bytes:

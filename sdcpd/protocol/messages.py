@@ -31,7 +31,7 @@ class Message(Struct, frozen=True, kw_only=True):
     """Base of all open messages: unknown keys are ignored (5.2)."""
 
 
-class Sampling(Message):
+class Sampling(Message, frozen=True, kw_only=True):
     """Sampling profile outside the contract (policy, assignment): open (decision 6)."""
 
     temperature_milli: Uint | UnsetType = UNSET
@@ -71,7 +71,7 @@ class Contract(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scope: ScopeId | UnsetType = UNSET
 
 
-class Resume(Message):
+class Resume(Message, frozen=True, kw_only=True):
     """Where a replacement verifier takes a session up (5.2, 6.9)."""
 
     round: Uint
@@ -81,7 +81,7 @@ class Resume(Message):
     target_kv: CacheRef | UnsetType = UNSET
 
 
-class SessionOpen(Message):
+class SessionOpen(Message, frozen=True, kw_only=True):
     """POST sessions: router to verifier (6.1)."""
 
     session: SessionId
@@ -94,7 +94,7 @@ class SessionOpen(Message):
     router: BaseUri | UnsetType = UNSET  # decision 49: where events of this session go
 
 
-class SessionState(Message):
+class SessionState(Message, frozen=True, kw_only=True):
     """Answer to session-open, PUT drafter and policy; also the body of a 409 (6.3)."""
 
     session: SessionId
@@ -107,7 +107,7 @@ class SessionState(Message):
     reason: str | UnsetType = UNSET  # decision 83
 
 
-class Assignment(Message):
+class Assignment(Message, frozen=True, kw_only=True):
     """PUT sessions/{id}/drafter at the verifier, then POST assignments at the drafter (6.1)."""
 
     session: SessionId
@@ -125,7 +125,7 @@ class Assignment(Message):
     seq: Uint | UnsetType = UNSET  # decision 111
 
 
-class Status(Message):
+class Status(Message, frozen=True, kw_only=True):
     """PUT instances/{id}/status: an instance's report to the router; also inside a proposal."""
 
     instance: BaseUri
@@ -144,7 +144,7 @@ class Status(Message):
     declined: tuple[SessionId, ...] | UnsetType = UNSET  # decision 102
 
 
-class Proposal(Message):
+class Proposal(Message, frozen=True, kw_only=True):
     """POST proposals: drafter to verifier (6.2). Token ids are range-checked by the session (decision 22)."""
 
     session: SessionId
@@ -159,7 +159,7 @@ class Proposal(Message):
     status: Status
 
 
-class Verdict(Message):
+class Verdict(Message, frozen=True, kw_only=True):
     """Answer to a proposal (6.3, 6.5)."""
 
     session: SessionId
@@ -175,7 +175,7 @@ class Verdict(Message):
     load: Percent
 
 
-class SpeculationStats(Message):
+class SpeculationStats(Message, frozen=True, kw_only=True):
     """What speculation did for one session; rides on its final output page. Counts only, so that they add up.
 
     `rounds` = `drafts` + self-decoded rounds. Mean acceptance length is 1 + accepted_tokens / drafts.
@@ -188,7 +188,7 @@ class SpeculationStats(Message):
     accepted_histogram: tuple[Uint, ...] = ()  # index a: rounds that accepted exactly a
 
 
-class Output(Message):
+class Output(Message, frozen=True, kw_only=True):
     """Answer to GET sessions/{id}/output?from=n (6.7). `from` is zero-based (decision 23)."""
 
     session: SessionId
@@ -201,7 +201,7 @@ class Output(Message):
     stats: SpeculationStats | UnsetType = field(default=UNSET, name="sdcpd_stats")  # ours, on the final page
 
 
-class Event(Message):
+class Event(Message, frozen=True, kw_only=True):
     """POST events: verifier to router (6.5.2; decisions 49, 110, 111)."""
 
     session: SessionId
@@ -214,7 +214,7 @@ class Event(Message):
     reason: str | UnsetType = UNSET
 
 
-class Policy(Message):
+class Policy(Message, frozen=True, kw_only=True):
     """POST sessions/{id}/policy: a new sampling profile from a round on (6.6)."""
 
     session: SessionId

@@ -158,3 +158,10 @@ class NotAssigned(Problem):
     status = 403
     suffix = "sdcp-not-assigned"
     title = "Drafter is not assigned"
+
+
+class NotSupported(Problem):
+    """A part of the protocol that this version does not serve yet; said loudly rather than done by halves."""
+
+    status = 501
+    title = "Not supported by this version"

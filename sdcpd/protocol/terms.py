@@ -41,7 +41,7 @@ class Action(IntEnum):
     FAIL = 5
 
     @classmethod
-    def _missing_(cls, value: object) -> "Action":
+    def _missing_(cls, value: object) -> "Action":  # noqa: ARG003 - the hook has this signature
         return cls.FAIL
 
 

@@ -1,0 +1,89 @@
+"""One round: when two proposals of it are the same, and what it commits (draft 6.3 steps 3, 7 to 9).
+
+Nothing is moved here: `decide` makes the record that the session hands out for appending.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from sdcpd.protocol import digests, escalation
+from sdcpd.protocol.acceptance import accept_greedy, cut
+from sdcpd.protocol.commit_log import CommitRecord, Control, write_record
+from sdcpd.protocol.messages import Contract, Proposal
+from sdcpd.protocol.session_values import Pending, Point
+from sdcpd.protocol.terms import Action
+
+
+def decide(
+    point: Point,
+    contract: Contract,
+    *,
+    epoch: int,
+    scored: Sequence[int],
+    best: Sequence[int],
+    proposed: int | None,
+    load: int,
+) -> Pending:
+    """The round after `point`.
+
+    `scored` holds the proposed tokens that were scored, `best` the argmax of each of their rows and of the one after.
+    `proposed` is M, or None for a self-decoded round, which leaves c, g, j and m_cap alone (decision 80).
+    """
+    outcome = accept_greedy(scored, best)
+    block = cut(
+        (*scored[: outcome.accepted], outcome.additional),
+        stop=contract.stop,
+        remaining=contract.max_new - point.committed,
+    )
+    assert block.emitted, "a round commits at least one token"
+    if proposed is None:
+        counters = point.counters
+        action = Action.FINISH if block.finished else Action.CONTINUE
+    else:
+        step = escalation.step(
+            point.counters,
+            contract,
+            accepted=outcome.accepted,
+            proposed=proposed,
+            load=load,
+            finished=block.finished,
+        )
+        counters, action = step.counters, step.action
+    control = Control(
+        c=counters.c,
+        g=counters.g,
+        j=counters.j,
+        accepted=UNSET if proposed is None else outcome.accepted,
+        action=action,
+        m_cap=UNSET if proposed is None else min(counters.limit, contract.m_max),
+        low=counters.c,
+        load=load,
+    )
+    after = Point(
+        round=point.round + 1,
+        committed=point.committed + len(block.emitted),
+        digest=digests.extend(point.digest, block.emitted),
+        counters=counters,
+    )
+    record = CommitRecord(
+        epoch=epoch,
+        round=after.round,
+        emitted=block.emitted,
+        committed=after.committed,
+        digest=after.digest,
+        ctl=control,
+    )
+    return Pending(record, write_record(record), after, action, self_decoded=proposed is None)
+
+
+def same_proposal(one: Proposal, other: Proposal) -> bool:
+    """Identical for idempotency: all that the verdict depends on; status and draft_kv may differ (decision 46)."""
+    return (
+        one.epoch == other.epoch
+        and one.round == other.round
+        and one.base == other.base
+        and one.base_digest == other.base_digest
+        and one.tokens == other.tokens
+        and one.q_rows == other.q_rows
+    )

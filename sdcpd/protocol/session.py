@@ -1,0 +1,517 @@
+"""The verifier's machine for one session: draft 6.3 steps 1 to 9, self-decoding, and the end (6.5, 6.7, 6.8).
+
+States (terms.State):
+
+    WAITING        no drafter may propose; after open, after switch, after a self-decoding period
+    DRAFTING       one drafter is named; it may propose the next round
+    SELF_DECODING  the verifier makes rounds of one token by itself, by the ladder or by order (decision 110)
+    FINISHED       stop token or max_new
+    FAILED         ladder exhausted, cancelled, non-finite logits, or waited too long
+
+Two facts lie across the states. *In flight*: one piece of work is being scored. *Pending* (protocol/prefix.py): records
+were handed out for appending and are not known to be durable; at most one for a proposal, at most `appends_ahead`
+while self-decoding. Durable before visible: `scored` commits nothing; only `appended` moves prefix, output, counters
+and verdict, together.
+
+Beside the states: a session is *stopped* when this verifier lost it (fenced, or its log contradicts us). It is then
+neither finished nor failed, it lives elsewhere, and everything is refused (decision 65).
+
+The machine knows no task, clock, tensor or HTTP. `now` and `load` are arguments; what it wants said to the router
+accumulates as events that the role takes. It trusts its caller for three things only: that `peer` is authenticated,
+that rows belong to the ticket, and that a reported append really is durable.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from sdcpd.protocol import digests, escalation
+from sdcpd.protocol.commit_log import (
+    EndRecord,
+    FencedOff,
+    ForeignWriter,
+    LogShrank,
+    OurRecordAbsent,
+    OurRecordStands,
+    write_record,
+)
+from sdcpd.protocol.deadlines import Deadlines
+from sdcpd.protocol.escalation import Counters
+from sdcpd.protocol.messages import Assignment, Event, Output, Proposal, SessionOpen, SessionState, Verdict
+from sdcpd.protocol.named_drafter import NamedDrafter
+from sdcpd.protocol.output import page
+from sdcpd.protocol.prefix import Prefix
+from sdcpd.protocol.problems import (
+    BadContract,
+    BadProposal,
+    IllFormed,
+    LimitExceeded,
+    SessionClosed,
+    StaleBase,
+    StaleEpoch,
+)
+from sdcpd.protocol.round_counts import RoundCounts
+from sdcpd.protocol.rounds import decide, same_proposal
+from sdcpd.protocol.self_decoding import Period
+from sdcpd.protocol.session_values import (
+    Append,
+    Begin,
+    Busy,
+    Join,
+    Pending,
+    Replay,
+    SessionLimits,
+    Settled,
+    Stopped,
+    Work,
+)
+from sdcpd.protocol.terms import Action, State
+
+
+class Session:
+    """One session at its verifier. See the module's text for the states."""
+
+    def __init__(
+        self,
+        opened: SessionOpen,
+        *,
+        instance: str,
+        prompt: tuple[int, ...],
+        vocabulary: int,
+        limits: SessionLimits,
+        log_tag: str,
+        now: float,
+    ) -> None:
+        """`prompt` is what `opened.prompt` holds or refers to; `log_tag` is the tag of the log just created (86)."""
+        assert prompt, "the verifier refuses an empty prompt before it makes a session"
+        self.id = opened.session
+        self.epoch = opened.epoch
+        self.contract = opened.contract
+        self.log_ref = opened.commit_log
+        self.router = opened.router if opened.router is not UNSET else None
+        self.state = State.WAITING
+        self.stopped: str | None = None
+        self.reason: str | None = None
+        self.named = NamedDrafter()
+        self.counts = RoundCounts(opened.contract.m_max)
+        self.prefix = Prefix(
+            epoch=opened.epoch,
+            prompt=prompt,
+            digest=digests.prompt_digest(digests.contract_digest(opened.contract), prompt),
+            counters=Counters(limit=opened.contract.m_max),
+            log_tag=log_tag,
+        )
+        self._instance = instance
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._in_flight: Work | None = None
+        self._proposal: Proposal | None = None  # the proposal of the open round, from its arrival to its verdict
+        self._period = Period(ordered=False)
+        self._ending: tuple[Action, str] | None = None
+        self._assignment_waits = False
+        self._tickets = 0
+        self._events: list[Event] = []
+        self._deadlines = Deadlines(limits, now)
+        if self.contract.max_new == 0:
+            self._end(Action.FINISH, "max_new is 0")
+
+    # What is true now
+
+    @property
+    def closed(self) -> bool:
+        return self.state in (State.FINISHED, State.FAILED)
+
+    @property
+    def m_cap(self) -> int:
+        return min(self.prefix.at.counters.limit, self.contract.m_max)
+
+    @property
+    def settled(self) -> bool:
+        """No round is being scored and no append is open."""
+        return self._in_flight is None and not self.prefix.pending
+
+    def session_state(self) -> SessionState:
+        """The message of 5.2, as of the last committed round."""
+        at = self.prefix.at
+        return SessionState(
+            session=self.id,
+            epoch=self.epoch,
+            round=at.round,
+            committed=at.committed,
+            digest=at.digest,
+            state=int(self.state),
+            seq=self.named.seq if self.named.seq is not None else UNSET,
+            reason=self.reason if self.reason is not None else UNSET,
+        )
+
+    def output(self, from_: int) -> Output | None:
+        """Committed tokens at indices `from_` and later (6.7), or None when the caller must wait.
+
+        Raises StaleEpoch when this verifier stopped serving the session (decision 65).
+        """
+        self._refuse_if_stopped()
+        return page(
+            self.prefix.output,
+            from_,
+            limit=self._limits.output_page_tokens,
+            session=self.id,
+            epoch=self.epoch,
+            state=self.state,
+            reason=self.reason,
+            stats=self.counts.stats(),
+        )
+
+    def take_events(self) -> list[Event]:
+        """Events for the router since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    # Assignments (6.1; decisions 41 to 43, 110, 111)
+
+    def assign(self, assignment: Assignment, now: float) -> SessionState | Busy:
+        """PUT drafter. Busy while a round or append is open: let it settle, then call again (decision 43)."""
+        self._refuse_if_stopped()
+        repeat = self.named.is_repeat(assignment, instance=self._instance, drafting=self.state is State.DRAFTING)
+        self._check_assignment(assignment, repeat)
+        if repeat:
+            return self.session_state()
+        if self._proposal is not None or self.prefix.pending:
+            self._assignment_waits = True
+            return Busy()
+        self._assignment_waits = False
+        self._in_flight = None  # a self-decoded token still being scored is not committed and not needed
+        fresh = assignment.drafter != self.named.uri or self.state is not State.DRAFTING
+        self.named.accept(assignment, instance=self._instance)
+        if self.named.uri is None:
+            self._self_decode(ordered=True)
+            return self.session_state()
+        if fresh:
+            self.prefix.limited(escalation.assigned(self.prefix.at.counters, self.contract, assignment.m_init))
+            self._deadlines.assigned(now)
+        self.state = State.DRAFTING
+        return self.session_state()
+
+    def assignment_given_up(self) -> None:
+        """The caller of a Busy `assign` went away or was told to come again."""
+        self._assignment_waits = False
+
+    def _check_assignment(self, assignment: Assignment, repeat: bool) -> None:
+        if assignment.epoch != self.epoch:
+            raise StaleEpoch(f"epoch {assignment.epoch} is not {self.epoch}", state=self.session_state())
+        if self.closed or self._ending is not None:
+            raise self._closed_problem()
+        if assignment.contract != self.contract:
+            raise BadContract("contract: not the one this session was opened with; a contract never changes (4.1)")
+        if assignment.m_init == 0:
+            raise IllFormed("m_init: 0 is not allowed; send at least 1")
+        if not repeat:
+            self.named.check_seq(assignment, self.session_state())
+
+    # Proposals (6.3 steps 1 to 5; order by decision 60)
+
+    def propose(self, peer: str, proposal: Proposal, now: float) -> Replay | Join | Begin:
+        """Steps 1 to 5 for a proposal of the authenticated instance `peer`.
+
+        Raises NotAssigned, StaleEpoch, SessionClosed, StaleBase, LimitExceeded or BadProposal. A refused proposal
+        consumes nothing: the round stays open.
+        """
+        self._refuse_if_stopped()
+        self.named.authorize(peer, proposal)
+        if proposal.epoch != self.epoch:
+            raise StaleEpoch(f"epoch {proposal.epoch} is not {self.epoch}", state=self.session_state())
+        known = self._known_round(proposal)
+        if known is not None:
+            return known
+        if self.closed or self._ending is not None:
+            raise self._closed_problem()
+        self.named.authorize_new_round()
+        self._check_base(proposal)
+        self._check_tokens(proposal, now)
+        self.named.proposed()
+        self._proposal = proposal
+        self._deadlines.proposed()
+        return Begin(work=self._next_work(self._scoreable(proposal)))
+
+    def _known_round(self, proposal: Proposal) -> Replay | Join | None:
+        """Step 3: decided, or being verified for an identical request, or (decision 61) for another one."""
+        if proposal.round <= self.prefix.at.round:
+            verdict = self.prefix.verdict(self.id, proposal.round)
+            return Replay(verdict=verdict) if verdict is not None else None
+        if self._proposal is None or proposal.round != self._proposal.round:
+            return None
+        if same_proposal(proposal, self._proposal):
+            return Join(round=proposal.round)
+        raise StaleBase("another proposal of this round is being verified", state=self.session_state(), retry_after_s=1)
+
+    def _check_base(self, proposal: Proposal) -> None:
+        """Step 4."""
+        at = self.prefix.at
+        if proposal.base != at.committed or proposal.base_digest != at.digest:
+            raise StaleBase(f"base {proposal.base} is not the committed prefix", state=self.session_state())
+        if proposal.round != at.round + 1:
+            raise StaleBase(f"round {proposal.round} is not {at.round + 1}", state=self.session_state())
+
+    def _check_tokens(self, proposal: Proposal, now: float) -> None:
+        """The limit, then step 5 as far as rule 1 has it (decisions 22, 57).
+
+        Three bad proposals in a row end the assignment; being over m_cap is none, since we named it (decision 82).
+        """
+        proposed = len(proposal.tokens)
+        if proposed > self.m_cap:
+            raise LimitExceeded(f"tokens: {proposed} proposed, m_cap is {self.m_cap}", m_cap=self.m_cap)
+        for token in proposal.tokens:
+            if token >= self._vocabulary:
+                if self.named.refused() >= self._limits.refusals_limit:
+                    self._hand_back(Action.SWITCH, "proposals refused", now)
+                raise BadProposal(f"tokens: {token} is outside the vocabulary of {self._vocabulary}")
+
+    def _scoreable(self, proposal: Proposal) -> tuple[int, ...]:
+        """The proposed tokens that max_new leaves room for; those beyond can never be emitted (decision 58).
+
+        This changes no verdict: if all that remain are accepted the round finishes, whatever follows them.
+        """
+        return proposal.tokens[: self.contract.max_new - self.prefix.at.committed]
+
+    def awaited(self, round_: int) -> Verdict | None:
+        """For a request that waits on `round_`: its verdict, or None while it is open.
+
+        Raises StaleEpoch when the session was lost, SessionClosed when it ended without deciding the round.
+        """
+        self._refuse_if_stopped()
+        verdict = self.prefix.verdict(self.id, round_)
+        if verdict is not None:
+            return verdict
+        if self.closed or self._ending is not None:
+            raise self._closed_problem()
+        assert self._proposal is not None
+        assert self._proposal.round == round_, "an open proposal ends by a verdict, by the end or by being stopped"
+        return None
+
+    # Scoring and commit (6.3 steps 6 to 9)
+
+    def _next_work(self, proposed: tuple[int, ...]) -> Work:
+        """Work on top of the tip: the last known token, then the proposed ones."""
+        self._tickets += 1
+        self._in_flight = Work(
+            ticket=self._tickets,
+            round=self.prefix.tip.round + 1,
+            start=self.prefix.last_position,
+            tokens=(self.prefix.last_token, *proposed),
+        )
+        return self._in_flight
+
+    def scored(self, ticket: int, best: Sequence[int], *, load: int) -> bool:
+        """Steps 7 to 9 on argmax rows p[1..M+1] of the work with this ticket: make the record, commit nothing.
+
+        Returns False when the work is no longer wanted (cancelled, reassigned, stopped) and its rows are dropped.
+        """
+        work = self._in_flight
+        if work is None or work.ticket != ticket:
+            return False
+        self._in_flight = None
+        pending = decide(
+            self.prefix.tip,
+            self.contract,
+            epoch=self.epoch,
+            scored=work.tokens[1:],
+            best=best,
+            proposed=len(self._proposal.tokens) if self._proposal is not None else None,
+            load=load,
+        )
+        if pending.self_decoded:
+            self._period.token_scored()
+        self.prefix.push(pending)
+        return True
+
+    def wants(self, ticket: int) -> bool:
+        """Whether the rows of this work still matter."""
+        return self._in_flight is not None and self._in_flight.ticket == ticket
+
+    def score_failed(self, ticket: int, reason: str) -> bool:
+        """The pass gave no usable rows for this work (non-finite logits): nothing is committed, the session fails."""
+        if not self.wants(ticket):
+            return False
+        self._end(Action.FAIL, reason)
+        return True
+
+    def to_append(self) -> Append | None:
+        """The record to append next, or None. The same value until its outcome is reported."""
+        return self.prefix.to_append()
+
+    def appended(self, tag: str, now: float) -> Settled:
+        """The record of `to_append` is durable: prefix, output, counters and verdict move together (6.3 step 8)."""
+        pending = self.prefix.appended(tag)
+        if isinstance(pending.record, EndRecord):
+            self._close(State.FINISHED if pending.record.end is Action.FINISH else State.FAILED)
+            self._say(pending.record.end, self.reason)
+            return Settled(record=pending.record, proposed=None, closed=True)
+        proposed = len(self._proposal.tokens) if self._proposal is not None else None
+        self.counts.committed(pending.record, proposed)
+        self._proposal = None
+        self._act(pending, now)
+        if self._ending is not None and not self.prefix.pending and not self.closed:
+            self._push_end()
+        return Settled(record=pending.record, proposed=proposed, closed=self.closed)
+
+    def append_unknown(self, log: bytes, now: float) -> Settled | Append | Stopped:
+        """The append's answer was lost or was 412: settle it by what the log says now (decision 64).
+
+        Settled: it stands (if `stopped` is then set, a higher fence follows it). Append: send again, with the new tag.
+        Raises IllFormed when the log cannot be read.
+        """
+        match self.prefix.look_for_pending(log):
+            case OurRecordStands(tag=tag, fenced=fenced):
+                settled = self.appended(tag, now)
+                if fenced and not self.closed:
+                    self._stop("fenced after the last commit")
+                return settled
+            case OurRecordAbsent():
+                append = self.to_append()
+                assert append is not None
+                return append
+            case FencedOff():
+                return self._stop("fenced")
+            case ForeignWriter():
+                return self._stop("another writer's record is in the log")
+            case LogShrank():
+                return self._stop("the log lost acknowledged records: store fault")
+
+    def fenced(self) -> Stopped:
+        """The append failed because the log is fenced: discard the round, stop serving (6.3 step 8)."""
+        return self._stop("fenced")
+
+    def log_lost(self) -> Stopped:
+        """The log is gone from its store: a store fault; nothing more can be committed here."""
+        return self._stop("the log is gone from its store: store fault")
+
+    def _act(self, pending: Pending, now: float) -> None:
+        """Carry the round's action out on our side (6.5.2)."""
+        match pending.action:
+            case Action.CONTINUE | Action.REDUCE:
+                self._deadlines.verdict_sent(now)
+                if self._period.over and not self.prefix.pending:
+                    self._hand_back(Action.SELF_DECODE, None, now)
+            case Action.SWITCH:
+                self._hand_back(Action.SWITCH, None, now)
+            case Action.SELF_DECODE:
+                self._self_decode(ordered=False)
+            case Action.FINISH:
+                self._close(State.FINISHED)
+                self._say(Action.FINISH, None)
+            case Action.FAIL:
+                self.reason = "the fallback ladder is exhausted"
+                self._close(State.FAILED)
+                self._say(Action.FAIL, self.reason)
+
+    # Self-decoding (6.5.2; decisions 80, 81, 110)
+
+    def self_work(self, load: int, now: float) -> Work | None:
+        """The next token to decode by ourselves, or None when there is none to score now."""
+        if self.state is not State.SELF_DECODING or self.stopped is not None or self._ending is not None:
+            return None
+        if self._in_flight is not None or self._assignment_waits:
+            return None
+        tip = self.prefix.tip_pending
+        if self.prefix.pending >= self._limits.appends_ahead or (tip is not None and tip.action is Action.FINISH):
+            return None
+        if self._period.may_go_on(self.contract, load):
+            return self._next_work(())
+        if not self.prefix.pending:
+            self._hand_back(Action.SELF_DECODE, None, now)
+        return None
+
+    def _self_decode(self, *, ordered: bool) -> None:
+        self.state = State.SELF_DECODING
+        self.named.void = True
+        self._period = Period(ordered=ordered)
+        self._deadlines.stop()
+
+    # Waiting, ending, stopping
+
+    def next_deadline(self) -> float | None:
+        """When `expire` should be called next, in the caller's seconds; None while nothing runs out."""
+        if self.closed or self.stopped is not None or not self.settled:
+            return None
+        return self._deadlines.next(self.state)
+
+    def expire(self, now: float, load: int) -> None:
+        """Do what is due at `now` (decision 82). Early or late calls are harmless."""
+        due = self.next_deadline()
+        if due is None or now < due:
+            return
+        if self.state is State.DRAFTING:
+            self._hand_back(Action.SWITCH, "no proposal in time", now)
+        elif self._deadlines.waited_too_long(now):
+            self._end(Action.FAIL, "no drafter for too long")
+        elif self._deadlines.ever_assigned and escalation.may_self_decode(self.contract, load):
+            self._self_decode(ordered=False)
+        else:
+            self._deadlines.repeated(now)
+            if self._deadlines.ever_assigned:
+                self._say(Action.SWITCH, "still waiting for a drafter")
+
+    def cancel(self, reason: str) -> None:
+        """End the session from outside (decision 37). A round whose record was sent is settled first (decision 64)."""
+        if not self.closed and self.stopped is None and self._ending is None:
+            self._end(Action.FAIL, reason)
+
+    def _end(self, end: Action, reason: str) -> None:
+        """End without a round that says so: an `end` record comes first, then the final page and event (83)."""
+        self._ending = (end, reason)
+        self._in_flight = None
+        self.named.void = True
+        if not self.prefix.pending:
+            self._push_end()
+
+    def _push_end(self) -> None:
+        assert self._ending is not None
+        end, self.reason = self._ending
+        record = EndRecord(epoch=self.epoch, end=end, reason=self.reason)
+        self.prefix.push(Pending(record, write_record(record), self.prefix.at, end, self_decoded=True))
+
+    def _close(self, state: State) -> None:
+        self.state = state
+        self._drop_work()
+
+    def _stop(self, reason: str) -> Stopped:
+        self.stopped = reason
+        self._drop_work()
+        return Stopped(reason=reason)
+
+    def _drop_work(self) -> None:
+        self.named.void = True
+        self._in_flight = None
+        self._proposal = None
+        self.prefix.drop_pending()
+        self._deadlines.stop()
+
+    def _hand_back(self, kind: Action, reason: str | None, now: float) -> None:
+        """No drafter may propose any more; the router is asked for one (decisions 79, 81, 82)."""
+        self.state = State.WAITING
+        self.named.void = True
+        self._period = Period(ordered=False)
+        self._deadlines.handed_back(now)
+        self._say(kind, reason)
+
+    def _say(self, kind: Action, reason: str | None) -> None:
+        at = self.prefix.at
+        self._events.append(
+            Event(
+                session=self.id,
+                epoch=self.epoch,
+                kind=kind,
+                committed=at.committed,
+                digest=at.digest,
+                round=at.round,
+                seq=self.named.seq if self.named.seq is not None else UNSET,
+                reason=reason if reason is not None else UNSET,
+            )
+        )
+
+    def _closed_problem(self) -> SessionClosed:
+        why = f": {self.reason}" if self.reason else ""
+        return SessionClosed(f"the session has ended{why}", state=self.session_state())
+
+    def _refuse_if_stopped(self) -> None:
+        if self.stopped is not None:
+            raise StaleEpoch(f"this verifier no longer serves the session: {self.stopped}", state=self.session_state())

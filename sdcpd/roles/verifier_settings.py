@@ -1,0 +1,44 @@
+"""Settings of the verifier role; the `[verifier]` table."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from sdcpd.protocol.session_values import SessionLimits
+
+
+class VerifierSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[verifier]`. Bounds keep one node's memory and latency finite; each names what it protects."""
+
+    max_sessions: Annotated[int, Meta(ge=1, le=65536)] = 64
+    """Open sessions; one more is answered 503. Each holds its KV pages from open to end."""
+    ended_sessions: Annotated[int, Meta(ge=0, le=65536)] = 256
+    """Ended sessions whose output is still served from memory."""
+    ended_retention_s: Annotated[float, Meta(gt=0)] = 600.0
+    """How long (decision 39)."""
+    max_batch_tokens: Annotated[int, Meta(ge=128)] = 1024
+    """Tokens of one pass over all sessions."""
+    prefill_chunk_tokens: Annotated[int, Meta(ge=16)] = 256
+    """Prompt tokens that may share a pass with waiting rounds: the bound on how long a prompt delays a round."""
+    max_waiters: Annotated[int, Meta(ge=1)] = 1024
+    """Requests that may wait (long polls, joined rounds, opens); one more is answered 503."""
+    assignment_wait_s: Annotated[float, Meta(gt=0)] = 2.0
+    """How long PUT drafter waits for an open round (decision 43)."""
+    proposal_deadline_ms: Annotated[int, Meta(ge=1)] = 5_000
+    first_proposal_deadline_ms: Annotated[int, Meta(ge=1)] = 60_000
+    waiting_limit_s: Annotated[float, Meta(gt=0)] = 60.0
+    """Time in state 2 after which the session fails (decision 82)."""
+    append_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
+    """After this an append's answer counts as lost and the log is read (decision 64)."""
+    append_retry_s: Annotated[float, Meta(gt=0)] = 0.5
+    near_tie_margin: Annotated[float, Meta(ge=0)] = 0.05
+    """Rows whose two best logits are closer than this are counted as near ties (decision 66)."""
+    ttl_ms: Annotated[int, Meta(ge=100)] = 3_000
+    """Life of a status report (decision 48)."""
+
+    def session_limits(self) -> SessionLimits:
+        return SessionLimits(
+            proposal_deadline_s=self.proposal_deadline_ms / 1000,
+            first_proposal_deadline_s=self.first_proposal_deadline_ms / 1000,
+            waiting_limit_s=self.waiting_limit_s,
+        )

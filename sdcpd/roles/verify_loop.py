@@ -1,0 +1,96 @@
+"""The verifier's heart: one pass after the other, each with whatever is ready at its boundary (draft 6.3 step 6).
+
+    1. gather   rounds, self-decoded tokens and prompts that are ready now
+    2. choose   the mix that shares the next pass, within the token budget (engine/scheduler.py)
+    3. run      one pass on the engine; proposals that arrive meanwhile wait for the next boundary
+    4. settle   rows to their sessions' machines, which make records; each session's keeper appends its own
+
+The loop never waits for an append: while a record is being made durable, the next pass runs.
+"""
+
+from collections.abc import Callable, Iterable
+
+from sdcpd.engine.scheduler import Mix, Ready, choose
+from sdcpd.roles.hosted import Hosted
+from sdcpd.roles.load_meter import LoadMeter
+from sdcpd.roles.ports import Engine, Ports
+from sdcpd.roles.verifier_settings import VerifierSettings
+from sdcpd.roles.waits import Changes
+
+
+class VerifyLoop:
+    """Scores the sessions that `sessions` yields, in the order of their opening."""
+
+    def __init__(
+        self,
+        settings: VerifierSettings,
+        ports: Ports,
+        engine: Engine,
+        meter: LoadMeter,
+        sessions: Callable[[], Iterable[Hosted]],
+        load: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._engine = engine
+        self._meter = meter
+        self._sessions = sessions
+        self._load = load
+        self._work = Changes()
+        self._turn = 0
+        self.passes = 0
+
+    def wake(self) -> None:
+        """Something may have become ready."""
+        self._work.notify()
+
+    async def run(self) -> None:
+        while True:
+            mix, hosted = self._gather()
+            if not mix.rounds and not mix.prefills:
+                await self._work.wait()
+                continue
+            await self._run(mix, hosted)
+
+    def _gather(self) -> tuple[Mix, dict[bytes, Hosted]]:
+        """Steps 1 and 2. The order rotates, so that no session is always the one the budget cuts off."""
+        load = self._load()
+        hosted = {session.id: session for session in self._sessions()}
+        ready: list[Ready] = []
+        prefills = []
+        for key, session in hosted.items():
+            span = session.ready_work(load)
+            if span is not None:
+                ready.append(Ready(key=key, span=span))
+            prefill = session.prefill_left()
+            if prefill is not None:
+                prefills.append(prefill)
+        if ready:
+            self._turn = (self._turn + 1) % len(ready)
+            ready = ready[self._turn :] + ready[: self._turn]
+        mix = choose(
+            ready,
+            prefills,
+            budget_tokens=self._settings.max_batch_tokens,
+            chunk_tokens=self._settings.prefill_chunk_tokens,
+            busy=any(session.open for session in hosted.values()),
+        )
+        return mix, hosted
+
+    async def _run(self, mix: Mix, hosted: dict[bytes, Hosted]) -> None:
+        """Steps 3 and 4."""
+        works = [(hosted[ready.key], hosted[ready.key].take_work()) for ready in mix.rounds]
+        clock = self._ports.clock
+        started = clock.now()
+        rows = await self._engine.run_pass(mix.spans)
+        ended = clock.now()
+        self.passes += 1
+        self._meter.passed(started, ended, mix.rows)
+        self._ports.meters.count("target_forwards_total")
+        self._ports.meters.observe("target_forward_seconds", ended - started)
+        self._ports.meters.observe("target_forward_sessions", len(mix.rounds) + len(mix.prefills))
+        load = self._load()
+        for (session, work), answer in zip(works, rows[: len(works)], strict=True):
+            session.scored(work, answer, load)
+        for key, span in mix.prefills:
+            hosted[key].ran_prefill(len(span.tokens))

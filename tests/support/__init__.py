@@ -1,0 +1,1 @@
+"""What several test files share: builders of messages, a toy engine, ports with nothing real behind them."""

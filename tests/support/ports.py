@@ -1,0 +1,123 @@
+"""Ports with nothing real behind them: trio's clock (virtual under MockClock), a memory log, recorded events."""
+
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from sdcpd.protocol.commit_log import CommitRecord, FenceRecord, log_tag, read_records
+from sdcpd.protocol.messages import Event
+from sdcpd.roles.ports import (
+    Appended,
+    AppendOutcome,
+    BelowFence,
+    Content,
+    Done,
+    Missing,
+    Objects,
+    ReadOutcome,
+    TagMismatch,
+    Unreachable,
+)
+
+T = TypeVar("T")
+
+
+class TrioClock:
+    def now(self) -> float:
+        return trio.current_time()
+
+    async def sleep_until(self, at: float) -> None:
+        await trio.sleep_until(at)
+
+
+class SeededStream:
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed)
+
+    def octets(self, count: int) -> bytes:
+        return self._random.randbytes(count)
+
+    def uniform(self) -> float:
+        return self._random.random()
+
+
+class SeededRandomness:
+    def stream(self, name: str) -> SeededStream:
+        return SeededStream(name)
+
+
+class InlineWorkers:
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        return function(*args)
+
+
+class CountingMeters:
+    """Sums of counters by name; observations are only counted."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, float] = {}
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + amount
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        self.count(name)
+
+
+class MemoryLogs(Objects):
+    """Commit logs in memory by the rules of 6.8. `faults` is consulted before each append and says what happens."""
+
+    def __init__(self, append_s: float = 0.001) -> None:
+        self.logs: dict[str, bytes] = {}
+        self.objects: dict[str, bytes] = {}
+        self.faults: list[str] = []  # "lost": not written, no answer. "unanswered": written, no answer
+        self._append_s = append_s
+
+    def _tag(self, ref: str) -> str:
+        return log_tag(raw for _, raw in read_records(self.logs[ref]))
+
+    async def create_log(self, ref: str, epoch: int) -> AppendOutcome:
+        await trio.sleep(self._append_s)
+        if ref in self.logs:
+            return TagMismatch()
+        self.logs[ref] = b""
+        return Appended(tag=self._tag(ref))
+
+    async def append(self, ref: str, record: bytes, *, epoch: int, if_match: str) -> AppendOutcome:
+        await trio.sleep(self._append_s)
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "lost":
+            return Unreachable(reason="lost")
+        entries = [entry for entry, _ in read_records(self.logs[ref])]
+        if any(isinstance(entry, FenceRecord) and entry.epoch > epoch for entry in entries):
+            return BelowFence()
+        if if_match != self._tag(ref):
+            return TagMismatch()
+        self.logs[ref] += record
+        return Unreachable(reason="unanswered") if fault == "unanswered" else Appended(tag=self._tag(ref))
+
+    async def read_log(self, ref: str) -> ReadOutcome:
+        return Content(octets=self.logs[ref], tag=self._tag(ref)) if ref in self.logs else Missing()
+
+    async def publish(self, ref: str, octets: bytes, *, ttl_ms: int) -> AppendOutcome:
+        self.objects[ref] = octets
+        return Appended(tag='"object"')
+
+    async def fetch(self, ref: str) -> ReadOutcome:
+        return Content(octets=self.objects[ref], tag='"object"') if ref in self.objects else Missing()
+
+    def commits(self, ref: str) -> list[CommitRecord]:
+        return [entry for entry, _ in read_records(self.logs[ref]) if isinstance(entry, CommitRecord)]
+
+
+class RecordedPeers:
+    """Takes events; everything else is not called by a verifier."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    async def report_event(self, router: str, message: Event) -> Done:
+        self.events.append(message)
+        return Done()

@@ -1,0 +1,112 @@
+"""A target whose next token is a pure function of all tokens before it, kept as a real KV would be.
+
+Each sequence holds the token of every position that was run. A row is computed from what lies *there*, so a caller that
+leaves a hole, keeps a rejected token or starts at the wrong position gets a wrong answer here as with a real model.
+"""
+
+from collections.abc import Callable, Sequence
+
+from sdcpd.engine.spans import EngineInfo, Row, Span
+from sdcpd.roles.ports import Clock
+
+VOCABULARY = 50
+
+
+def next_token(prefix: Sequence[int]) -> int:
+    """The toy target: mostly predictable (so that drafts can be right), never a stop token below 3."""
+    return 3 + (sum((place + 1) * token for place, token in enumerate(prefix[-3:])) + len(prefix)) % (VOCABULARY - 3)
+
+
+def greedy(prompt: Sequence[int], count: int, target: Callable[[Sequence[int]], int] = next_token) -> list[int]:
+    """Plain greedy decoding by the toy target: the oracle."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(target(tokens))
+    return tokens[len(prompt) :]
+
+
+class ToyEngine:
+    """Implements roles.ports.Engine. A pass costs `pass_s` of the clock it is given."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        model: bytes,
+        tokenizer: bytes,
+        pages: int = 64,
+        page_tokens: int = 16,
+        context_tokens: int = 256,
+        pass_s: float = 0.01,
+        target: Callable[[Sequence[int]], int] = next_token,
+    ) -> None:
+        self._info = EngineInfo(
+            model=model,
+            tokenizer=tokenizer,
+            vocabulary=VOCABULARY,
+            context_tokens=context_tokens,
+            page_tokens=page_tokens,
+            pages=pages,
+            dtype="toy",
+            device="toy",
+        )
+        self._clock = clock
+        self._pass_s = pass_s
+        self._target = target
+        self._kv: dict[int, list[int]] = {}
+        self._held: dict[int, int] = {}
+        self._handles = 0
+        self.passes: list[list[Span]] = []
+        self._poisoned: set[int] = set()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def free_pages(self) -> int:
+        return self._info.pages - sum(self._held.values())
+
+    def open_sequence(self) -> int:
+        self._handles += 1
+        self._kv[self._handles] = []
+        self._held[self._handles] = 0
+        return self._handles
+
+    def poison_latest(self) -> None:
+        """From now on the rows of the sequence opened last are not finite."""
+        self._poisoned.add(self._handles)
+
+    def close_sequence(self, sequence: int) -> None:
+        del self._kv[sequence]
+        del self._held[sequence]
+
+    def truncate(self, sequence: int, length: int) -> None:
+        del self._kv[sequence][length:]
+
+    def reserve(self, sequence: int, length: int) -> bool:
+        needed = -(-length // self._info.page_tokens) - self._held[sequence]
+        if needed > self.free_pages:
+            return False
+        self._held[sequence] += max(0, needed)
+        return True
+
+    async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
+        assert spans
+        assert len({span.sequence for span in spans}) == len(spans), "a sequence appears once in a pass"
+        self.passes.append(list(spans))
+        await self._clock.sleep_until(self._clock.now() + self._pass_s)
+        return [self._run(span) for span in spans]
+
+    def _run(self, span: Span) -> tuple[Row, ...]:
+        kv = self._kv.get(span.sequence)
+        if kv is None:  # closed while the pass ran
+            return tuple(Row(token=0, margin=1.0, finite=True) for _ in range(span.rows))
+        assert span.start <= len(kv), "a hole before the span"
+        assert span.start + len(span.tokens) <= self._held[span.sequence] * self._info.page_tokens, "no page there"
+        kv[span.start :] = span.tokens
+        finite = span.sequence not in self._poisoned
+        first = len(kv) - span.rows
+        return tuple(
+            Row(token=self._target(kv[: place + 1]), margin=1.0, finite=finite) for place in range(first, len(kv))
+        )

@@ -400,15 +400,18 @@ class Placement:
 
     def _retry_or_fail(self, outcome: Outcome, give_up_s: float, now: float) -> None:
         """Decision 36: 5xx and lost answers again with the identical body; any other refusal is final."""
-        if not passing(outcome):
+        tried_s = now - self._main.since
+        if passing(outcome) and tried_s < give_up_s:
+            self._main.wait(now, retry_after_s(outcome))
+            return
+        self._main.clear()
+        if passing(outcome):
+            code = "verifier_unreachable" if isinstance(outcome, Lost) else "verifier_overloaded"
+            self._fail(code, f"gave up after {tried_s:.1f} s: {words(outcome)}", now)
+        else:
             gone = isinstance(outcome, Refused) and outcome.status == 404
             lost = gone and self.phase is not Phase.OPENING
             self._fail("verifier_lost" if lost else "verifier_refused", words(outcome), now, gone=gone)
-        elif now - self._main.since >= give_up_s:
-            code = "verifier_unreachable" if isinstance(outcome, Lost) else "verifier_overloaded"
-            self._fail(code, f"gave up after {give_up_s:g} s: {words(outcome)}", now)
-        else:
-            self._main.wait(now, retry_after_s(outcome))
 
     def _fail(self, reason: str, detail: str, now: float, *, gone: bool = False) -> None:
         self._end(Ending(finish=Action.FAIL, reason=reason, detail=detail, gone=gone), now)

@@ -573,3 +573,33 @@ def test_a_session_that_never_got_a_drafter_fails_without_decoding() -> None:
     assert session.take_events() == []
     session.expire(60.0, 0)
     assert session.to_append() is not None
+
+
+def test_rows_of_an_older_ticket_do_not_settle_newer_work() -> None:
+    session = drafting()
+    session.assign(assignment(drafter=VERIFIER, seq=2), 0.0)
+    work = session.self_work(0, 0.0)
+    assert work is not None
+    session.assign(assignment(seq=3), 0.0)
+    begun = session.propose(DRAFTER, next_proposal(session, 10), 0.0)
+    assert isinstance(begun, Begin)
+    assert not session.scored(work.ticket, (30,), load=0)
+    assert session.to_append() is None
+    assert session.scored(begun.work.ticket, (10, 11), load=0)
+
+
+def test_nothing_is_computed_past_a_finish_that_is_not_durable_yet() -> None:
+    session = drafting(stop=(30,))
+    session.assign(assignment(contract=session.contract, drafter=VERIFIER, seq=2), 0.0)
+    work = session.self_work(0, 0.0)
+    assert work is not None
+    session.scored(work.ticket, (30,), load=0)
+    assert session.self_work(0, 0.0) is None
+
+
+def test_self_decoded_rounds_leave_a_ladder_half_way_where_it_is() -> None:
+    session = drafting(low_rounds=3)
+    play(session, (10,), (20, 21))
+    session.assign(assignment(contract=session.contract, drafter=VERIFIER, seq=2), 0.0)
+    self_token(session, 30)
+    assert session.prefix.at.counters.c == 1

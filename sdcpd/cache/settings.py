@@ -1,0 +1,74 @@
+"""Settings of the cache; the `[cache]` table. Each limit stands beside what it protects."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from sdcpd.protocol.commit_log import RECORD_LIMIT_BYTES
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+SEGMENT_OFFSET_LIMIT_BYTES = 1 << 32
+"""Places in a segment are kept and written in 32 bits."""
+
+
+class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[cache]`. Raises ValueError for limits that contradict each other."""
+
+    commit_durability: Literal["fsync", "page_cache"] = "fsync"
+    """What an acknowledged append survives: loss of power, or only the end of the process (decision 109)."""
+    log_retention_s: Annotated[float, Meta(gt=0)] = 3_600.0
+    """A log is kept this long after its session ended (decision 90)."""
+    abandoned_log_retention_s: Annotated[float, Meta(gt=0)] = 86_400.0
+    """A log that was never closed goes after this long without a read or an append; or it would stay for ever."""
+    max_logs: Annotated[int, Meta(ge=1, le=1 << 20)] = 65_536
+    """Each costs about a kilobyte of memory, however short."""
+    max_log_bytes: Annotated[int, Meta(ge=1 * KIB, le=256 * MIB)] = 16 * MIB
+    """Some 100,000 rounds. A log is read, and moved within the journal, as one piece."""
+    max_record_bytes: Annotated[int, Meta(ge=256, le=RECORD_LIMIT_BYTES)] = 16 * KIB
+    """As other messages (decision 117). A commit of 65 tokens takes under 1 KiB."""
+    segment_bytes: Annotated[int, Meta(ge=4 * KIB, le=1 * GIB)] = 64 * MIB
+    """A new segment is begun at this size. Space comes back one segment at a time; recovery reads one at a time."""
+    journal_bytes: Annotated[int, Meta(ge=16 * KIB)] = 1 * GIB
+    """All segments together. Beyond it commits are refused (507); a sixteenth stays for fences and ends."""
+    max_waiting_appends: Annotated[int, Meta(ge=1)] = 4_096
+    """Appends that wait for the journal; one more is answered 503 at once. A session has one at a time."""
+    max_waiting_bytes: Annotated[int, Meta(ge=1 * MIB)] = 64 * MIB
+    """Octets those may hold together."""
+    max_batch_bytes: Annotated[int, Meta(ge=64 * KIB, le=256 * MIB)] = 4 * MIB
+    """Octets of one write, so that the last of many waits for a bounded write and its sync."""
+    max_waiting_reads: Annotated[int, Meta(ge=1)] = 64
+    """Log reads under way; one more is answered 503. Each may hold max_log_bytes."""
+    maintenance_interval_s: Annotated[float, Meta(gt=0)] = 10.0
+    """How often expired logs and objects are looked for."""
+    max_objects: Annotated[int, Meta(ge=1)] = 65_536
+    max_object_bytes: Annotated[int, Meta(ge=1 * KIB)] = 16 * MIB
+    """One object: a token array of a million tokens is 5 MiB."""
+    object_memory_bytes: Annotated[int, Meta(ge=1 * KIB)] = 256 * MIB
+    """All objects together, in memory. Beyond it a new one is refused (507); nothing unexpired is evicted."""
+    default_object_ttl_s: Annotated[float, Meta(gt=0)] = 600.0
+    """Life of an object whose writer names none (5.4: tokens 10 min)."""
+    max_object_ttl_s: Annotated[float, Meta(gt=0)] = 3_600.0
+    """A longer life asked for is cut to this."""
+
+    def __post_init__(self) -> None:
+        if self.journal_bytes < 4 * self.segment_bytes:
+            raise ValueError("journal_bytes must be at least 4 times segment_bytes, or space could not be reclaimed")
+        if self.segment_bytes + self.max_batch_bytes + 2 * self.max_log_bytes >= SEGMENT_OFFSET_LIMIT_BYTES:
+            raise ValueError("segment_bytes + max_batch_bytes + 2 x max_log_bytes must stay below 4 GiB")
+        if self.max_record_bytes > self.max_log_bytes:
+            raise ValueError("max_record_bytes must not exceed max_log_bytes")
+        if self.max_object_bytes > self.object_memory_bytes:
+            raise ValueError("max_object_bytes must not exceed object_memory_bytes")
+
+    @property
+    def reserved_journal_bytes(self) -> int:
+        """Space that commits leave to fences and ends: a full journal must still let sessions be moved and closed."""
+        return self.journal_bytes // 16
+
+    @property
+    def reserved_log_bytes(self) -> int:
+        """The same within one log."""
+        return 4 * self.max_record_bytes

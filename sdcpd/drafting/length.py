@@ -1,0 +1,152 @@
+"""The choice of M (draft 6.2): how many tokens are worth proposing.
+
+Theory. With alpha the chance that a proposed token is accepted given that those before it were, a round over M tokens
+commits E(M) = (1 - alpha^(M+1)) / (1 - alpha) tokens on average (M + 1 for alpha = 1). It takes M * t_d to draft and
+t_v to verify. The M within the limits with the largest E(M) / (M * t_d + t_v) is proposed.
+
+Three estimates feed the rule, all exponentially weighted:
+
+alpha, one session. A verdict over M tokens with a accepted is a successes and, when a < M, one failure; when a = M
+the next token was never judged, so nothing is said about it (the run is censored, not failed). alpha is decayed
+successes over decayed trials. Drafts of one source differ much in quality and say so (Draft.matched): a copy whose
+last 20 tokens all agreed goes on, one that agreed by a single token mostly does not. So alpha is kept per class of
+`matched`, and each class starts at (matched + 1) / (matched + 2): the rule of succession for a run of that many
+successes. A new edit task therefore proposes long drafts from its first good match on.
+
+t_d, one drafter: time to draft, per token.
+
+t_v, one verifier. The draft takes t_v as a constant. On a GPU with free capacity it is; on a CPU each further row
+costs, and a source whose tokens are nearly free would then always propose the maximum. So t_v is fitted as a line in
+M, t_v0 + M * t_row; the draft's rule is the case t_row = 0. The fit is a decayed least squares line through (M,
+measured time), made robust in two ways: a measurement is pulled to within three mean residuals of the line before it
+counts (a round that waited for a neighbour's prefill says nothing about rows), and the slope is drawn towards an
+assumed share of the fixed cost, which decides while all M are alike.
+
+All times are in seconds. Nothing here reads a clock: the role measures.
+"""
+
+from sdcpd.drafting.settings import LengthSettings
+
+MATCH_CLASSES = 7
+PRIOR_TRIALS = 2.0
+"""Weight of a class's starting alpha, in trials: enough that one bad draw does not silence it, soon outweighed."""
+SLOPE_PRIOR = 64.0
+"""Weight of the assumed slope against the decayed scatter of M (tokens squared): half a session of M = 1 and 17."""
+RESIDUALS_KEPT = 3.0
+
+
+def expected_tokens(alpha: float, m: int) -> float:
+    """Tokens committed on average by a round over m proposed tokens (6.2, after LEVIATHAN), 0 <= alpha <= 1."""
+    if alpha >= 1.0:
+        return m + 1.0
+    return float((1.0 - alpha ** (m + 1)) / (1.0 - alpha))
+
+
+def best_length(alpha: float, limit: int, *, fixed_s: float, token_s: float) -> int:
+    """The M in 1..limit with the most expected tokens a second, the smallest of equals.
+
+    `fixed_s` > 0 is what a round costs whatever M is, `token_s` >= 0 what each proposed token adds (t_d + t_row).
+    """
+    assert limit >= 1
+    assert fixed_s > 0.0
+    assert token_s >= 0.0
+    best, best_rate = 1, 0.0
+    for m in range(1, limit + 1):
+        rate = expected_tokens(alpha, m) / (fixed_s + m * token_s)
+        if rate > best_rate:
+            best, best_rate = m, rate
+    return best
+
+
+class Acceptance:
+    """alpha of one session, by class of match."""
+
+    def __init__(self, settings: LengthSettings) -> None:
+        self._keep = 1.0 - settings.ema_alpha
+        self._successes = [0.0] * MATCH_CLASSES
+        self._trials = [0.0] * MATCH_CLASSES
+
+    def observe(self, matched: int, *, proposed: int, accepted: int) -> None:
+        """One verdict over our own tokens; 0 <= accepted <= proposed."""
+        assert 0 <= accepted <= proposed
+        at = match_class(matched)
+        judged = accepted + (accepted < proposed)
+        self._successes[at] = self._keep * self._successes[at] + accepted
+        self._trials[at] = self._keep * self._trials[at] + judged
+
+    def alpha(self, matched: int) -> float:
+        at = match_class(matched)
+        prior = (matched + 1.0) / (matched + 2.0)
+        return (self._successes[at] + PRIOR_TRIALS * prior) / (self._trials[at] + PRIOR_TRIALS)
+
+
+def match_class(matched: int) -> int:
+    """0, 1, 2-3, 4-7, 8-15, 16-31, 32 and more."""
+    return min(matched.bit_length(), MATCH_CLASSES - 1)
+
+
+class VerifyTime:
+    """t_v of one verifier as a line in M: seconds = fixed + m * per_token."""
+
+    def __init__(self, settings: LengthSettings) -> None:
+        self._rate = settings.cost_ema_alpha
+        self._ratio = settings.row_cost_ratio
+        self._weight = 0.0
+        self._mean_m = 0.0
+        self._mean_s = 0.0
+        self._var_m = 0.0  # decayed sums over (m - mean_m)^2 and (m - mean_m)(s - mean_s)
+        self._cov = 0.0
+        self._residual_s = 0.0
+
+    def observe(self, m: int, seconds: float) -> None:
+        """A verdict over m tokens took this long. Pass only rounds that were sent once and answered at once."""
+        if self._weight == 0.0:
+            self._weight, self._mean_m, self._mean_s, self._residual_s = 1.0, float(m), seconds, seconds
+            return
+        fixed_s, token_s = self.line()
+        residual = seconds - (fixed_s + m * token_s)
+        bound = RESIDUALS_KEPT * self._residual_s
+        seconds -= residual - max(-bound, min(bound, residual))
+        # The scale follows what is seen, but a single monster moves it by no more than a tenfold residual would.
+        self._residual_s += self._rate * (min(abs(residual), 10.0 * self._residual_s + 1e-9) - self._residual_s)
+        keep = 1.0 - self._rate
+        self._weight = keep * self._weight + 1.0
+        d_m = m - self._mean_m
+        d_s = seconds - self._mean_s
+        self._mean_m += d_m / self._weight
+        self._mean_s += d_s / self._weight
+        self._var_m = keep * self._var_m + d_m * (m - self._mean_m)
+        self._cov = keep * self._cov + d_m * (seconds - self._mean_s)
+
+    def line(self) -> tuple[float, float]:
+        """(t_v0, t_row) in seconds, t_v0 > 0 and t_row >= 0. Before any measurement: one second and its share."""
+        if self._weight == 0.0:
+            return 1.0, self._ratio
+        assumed_s = self._ratio * self._mean_s / (1.0 + self._ratio * self._mean_m)
+        token_s = max(0.0, (self._cov + SLOPE_PRIOR * assumed_s) / (self._var_m + SLOPE_PRIOR))
+        # A steep line through few points may cross zero before M = 0; a round is never free.
+        fixed_s = max(self._mean_s - token_s * self._mean_m, 0.1 * self._mean_s, 1e-9)
+        return fixed_s, token_s
+
+
+class LengthChooser:
+    """The rule with its estimates: one for a drafter, one Acceptance a session, one VerifyTime a verifier."""
+
+    def __init__(self, settings: LengthSettings) -> None:
+        self._settings = settings
+        self._rate = settings.cost_ema_alpha
+        self._draft_s: float | None = None
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """`tokens` were drafted in `seconds`: t_d, with the writing of artifacts where there are any."""
+        assert tokens >= 1
+        per_token_s = seconds / tokens
+        self._draft_s = (
+            per_token_s if self._draft_s is None else self._draft_s + self._rate * (per_token_s - self._draft_s)
+        )
+
+    def choose(self, acceptance: Acceptance, verify: VerifyTime, *, matched: int, limit: int) -> int:
+        """M for the next proposal, 1 <= M <= limit."""
+        fixed_s, row_s = verify.line()
+        token_s = row_s + (self._draft_s or 0.0)
+        return best_length(acceptance.alpha(matched), limit, fixed_s=fixed_s, token_s=token_s)

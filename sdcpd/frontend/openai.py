@@ -1,0 +1,221 @@
+"""Requests of the OpenAI API for chat and text completions, read into one plain value.
+
+Which fields there are: the Structs below are the honoured ones, the tables in fields.py the known ones that must be
+neutral, all others are refused. Decoding is greedy: `temperature` must be absent or 0; `top_p`, `top_k`, `min_p` and
+`seed` cannot move an argmax and are accepted within their ranges. `stop_token_ids`, `ignore_eos`, `top_k`, `min_p` and
+`chat_template_kwargs` are extensions known from vLLM. Our own: `"speculation": "on" | "off"`, on by default; off
+decodes the same answer without a drafter.
+
+`max_tokens` absent means 16 for text completions, as in the OpenAI API (less if the context ends earlier), and what
+the context holds for chat.
+"""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sdcpd.frontend.chat_template import ChatMessage
+from sdcpd.frontend.errors import ApiError, context_length_exceeded, invalid, unsupported
+from sdcpd.frontend.fields import CHAT, COMPLETION, STREAM_OPTIONS, read_fields
+from sdcpd.frontend.messages import read_messages
+from sdcpd.protocol.terms import TOKEN_LIMIT
+from sdcpd.roles.generation import STOP_TOKENS_LIMIT
+
+COMPLETION_MAX_TOKENS: Final = 16
+STOP_STRINGS_LIMIT: Final = 4
+STOP_STRING_CHARS_LIMIT: Final = 4096
+"""Held-back text is at most this long; longer stop strings are a mistake."""
+
+UnitInterval = Annotated[float, Meta(ge=0, le=1)]
+
+
+class _StreamOptions(Struct, frozen=True, kw_only=True):
+    include_usage: bool | None = None
+
+
+class _Common(Struct, frozen=True, kw_only=True):
+    """Honoured in both kinds of completion. None is absent."""
+
+    model: str
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: UnitInterval | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: UnitInterval | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, object] | None = None
+    speculation: Literal["on", "off"] | None = None
+
+
+class _ChatRequest(_Common, frozen=True, kw_only=True):
+    messages: list[dict[str, object]]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+
+
+class _CompletionRequest(_Common, frozen=True, kw_only=True):
+    prompt: str | list[object]
+
+
+class Conversation(Struct, frozen=True):
+    """A chat's messages and the caller's template variables."""
+
+    messages: tuple[ChatMessage, ...]
+    variables: dict[str, object]
+
+
+class Ask(Struct, frozen=True, kw_only=True):
+    """A request with nothing left to check but what needs the model: its template, tokens and context.
+
+    `max_new` None: `default_max_new` if that is given, else what the context holds. `max_new_param` is the name under
+    which the caller gave `max_new`.
+    """
+
+    model: str
+    source: Conversation | str | tuple[int, ...]
+    max_new: int | None
+    max_new_param: str = "max_tokens"
+    default_max_new: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    speculation: bool = True
+    stream: bool = False
+    include_usage: bool = False
+
+    @property
+    def source_param(self) -> str:
+        """The field the prompt came in."""
+        return "messages" if isinstance(self.source, Conversation) else "prompt"
+
+
+def read_chat(body: bytes) -> Ask:
+    """A body of POST /v1/chat/completions. Raises ApiError."""
+    request = read_fields(_read_object(body), _ChatRequest, CHAT)
+    max_new, param = request.max_tokens, "max_tokens"
+    if request.max_completion_tokens is not None:
+        param = "max_completion_tokens"
+        if max_new is not None and max_new != request.max_completion_tokens:
+            raise invalid(param, "max_tokens and max_completion_tokens differ; send one of them")
+        max_new = request.max_completion_tokens
+    source = Conversation(read_messages(request.messages), request.chat_template_kwargs or {})
+    return _ask(request, source, max_new, param, None)
+
+
+def read_completion(body: bytes) -> Ask:
+    """A body of POST /v1/completions. Raises ApiError."""
+    request = read_fields(_read_object(body), _CompletionRequest, COMPLETION)
+    return _ask(request, _read_prompt(request.prompt), request.max_tokens, "max_tokens", COMPLETION_MAX_TOKENS)
+
+
+def new_tokens(ask: Ask, prompt_tokens: int, context_tokens: int) -> int | None:
+    """`max_new` of the generation: a number that fits behind the prompt, or None for all that fits.
+
+    Raises ApiError for a prompt that is empty or leaves no room, and for more tokens than there is room.
+    """
+    param = ask.source_param
+    if prompt_tokens == 0:
+        raise invalid(param, f"{param} has no tokens; there is nothing to continue")
+    left = context_tokens - prompt_tokens
+    if left < 1:
+        raise context_length_exceeded(
+            param,
+            f"the model's context is {context_tokens} tokens and the prompt has {prompt_tokens}; shorten the prompt "
+            "so that at least 1 token is left for the answer",
+        )
+    if ask.max_new is None:
+        return None if ask.default_max_new is None else min(ask.default_max_new, left)
+    if ask.max_new > left:
+        raise context_length_exceeded(
+            ask.max_new_param,
+            f"the model's context is {context_tokens} tokens: the prompt has {prompt_tokens} and {ask.max_new_param} "
+            f"asks for more than the {left} that are left",
+        )
+    return ask.max_new
+
+
+def _ask(
+    request: _Common,
+    source: Conversation | str | tuple[int, ...],
+    max_new: int | None,
+    max_new_param: str,
+    default_max_new: int | None,
+) -> Ask:
+    if request.temperature:
+        raise unsupported("temperature", "sampling is not supported yet; send temperature 0")
+    options = read_fields(request.stream_options or {}, _StreamOptions, STREAM_OPTIONS, "stream_options.")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options", "stream_options is allowed only with stream: true")
+    return Ask(
+        model=request.model,
+        source=source,
+        max_new=max_new,
+        max_new_param=max_new_param,
+        default_max_new=default_max_new,
+        stop_strings=_read_stop(request.stop),
+        stop_tokens=_read_stop_tokens(request.stop_token_ids or []),
+        ignore_eos=bool(request.ignore_eos),
+        speculation=request.speculation != "off",
+        stream=bool(request.stream),
+        include_usage=bool(options.include_usage),
+    )
+
+
+def _read_object(body: bytes) -> dict[str, object]:
+    """The body's JSON object. Each value is decoded by itself, so that what is wrong in it is blamed on its field."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not a JSON object: {error}", code="invalid_json") from error
+    return {name: _read_value(name, raw) for name, raw in fields.items()}
+
+
+def _read_value(name: str, raw: msgspec.Raw) -> object:
+    try:
+        value: object = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise invalid(name[:128], f"{name[:128]}: {text}", "invalid_value") from error
+    return value
+
+
+def _read_prompt(prompt: str | list[object]) -> str | tuple[int, ...]:
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1 and isinstance(prompt[0], str):
+        return prompt[0]
+    if len(prompt) == 1 and isinstance(prompt[0], list):
+        prompt = prompt[0]
+    elif any(isinstance(item, str | list) for item in prompt):
+        raise unsupported("prompt", "prompt: several prompts in one request are not supported; send one a request")
+    return _read_tokens("prompt", prompt)
+
+
+def _read_tokens(param: str, values: list[object]) -> tuple[int, ...]:
+    try:
+        return msgspec.convert(values, tuple[Annotated[int, Meta(ge=0, lt=TOKEN_LIMIT)], ...])
+    except msgspec.ValidationError as error:
+        raise invalid(param, f"{param}: not a list of token ids: {error}", "invalid_value") from error
+
+
+def _read_stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > STOP_STRINGS_LIMIT:
+        raise invalid("stop", f"stop: at most {STOP_STRINGS_LIMIT} strings")
+    if not all(stops):
+        raise invalid("stop", "stop: an empty string would end every answer before it begins")
+    if any(len(text) > STOP_STRING_CHARS_LIMIT for text in stops):
+        raise invalid("stop", f"stop: a string is longer than {STOP_STRING_CHARS_LIMIT} characters")
+    return stops
+
+
+def _read_stop_tokens(values: list[int]) -> tuple[int, ...]:
+    tokens = tuple(sorted(set(_read_tokens("stop_token_ids", list(values)))))
+    if len(tokens) > STOP_TOKENS_LIMIT // 2:  # the model's own stop tokens need room in the contract too
+        raise invalid("stop_token_ids", f"stop_token_ids: at most {STOP_TOKENS_LIMIT // 2} ids")
+    return tokens

@@ -1,0 +1,83 @@
+"""One answer in the making: pages of committed tokens in, text out (pure; the callers do the waiting and sending).
+
+The states are those of `finish`: None while tokens may follow, then once and for all
+
+- `stop`: a stop token came, whose own text is not part of the answer, or a stop string became complete, which is cut
+  off together with what follows it;
+- `length`: the generation ended otherwise, at `max_new` or the end of the context;
+- `error`: it broke off, for `reason`.
+
+Tokens are counted as the client pays them: up to and including the stop token or the token that completed the stop
+string. Tokens committed behind that (others of the same page) never reach text or count.
+"""
+
+from collections.abc import Set as AbstractSet
+from typing import Final, Literal
+
+from msgspec import UNSET
+
+from sdcpd.frontend.detokenizer import Detokenizer
+from sdcpd.frontend.stops import StopScanner
+from sdcpd.protocol.messages import Output, SpeculationStats
+from sdcpd.protocol.terms import Action
+
+Finish = Literal["stop", "length", "error"]
+
+
+class Reply:
+    """Feed `take` page after page until `settled`."""
+
+    def __init__(self, detokenizer: Detokenizer, scanner: StopScanner, stop_tokens: AbstractSet[int]) -> None:
+        self._detokenizer: Final = detokenizer
+        self._scanner: Final = scanner
+        self._stop_tokens: Final = stop_tokens
+        self._string_matched = False
+        self._final_seen = False
+        self.completion_tokens = 0
+        self.finish: Finish | None = None
+        self.reason: str | None = None
+        self.stats: SpeculationStats | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more is wanted of the generation. After a stop string this holds before its final page, and leaving
+        then is what ends the session; after a stop token the final page is on its way and carries the statistics."""
+        return self._final_seen or self._string_matched
+
+    def take(self, page: Output) -> str:
+        """The text that this page adds, possibly none. Must not be called once `settled`."""
+        assert not self.settled, "a page after the last one"
+        parts: list[str] = []
+        for token in page.tokens:
+            if self.finish is not None:
+                break
+            self.completion_tokens += 1
+            if token in self._stop_tokens:
+                parts.append(self._end("stop"))
+            else:
+                parts.append(self._scan(self._detokenizer.push(token)))
+        if page.final:
+            self._final_seen = True
+            self.stats = page.stats or None
+            if self.finish is None:
+                if page.finish is not UNSET and page.finish == Action.FINISH:
+                    parts.append(self._end("length"))
+                else:
+                    self.finish = "error"
+                    self.reason = page.reason or "failed"
+        return "".join(parts)
+
+    def _scan(self, text: str) -> str:
+        scanned = self._scanner.push(text)
+        if scanned.matched:
+            self._string_matched = True
+            self.finish = "stop"
+        return scanned.text
+
+    def _end(self, finish: Finish) -> str:
+        """The tokens are at their end: let go what was held back, which may yet complete a stop string."""
+        shown = self._scan(self._detokenizer.finish())
+        if self.finish is None:
+            self.finish = finish
+            shown += self._scanner.finish()
+        return shown

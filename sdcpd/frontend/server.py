@@ -1,0 +1,249 @@
+"""The client port's listener: hypercorn's protocol stack (HTTP/1.1, and HTTP/2 without TLS) behind our own accept loop.
+
+Why our own loop: in hypercorn's, a fault of one connection ends them all. Some faults are the client's to cause, such
+as a path that is not ASCII, or data for an HTTP/2 stream that was answered already; here they end that connection.
+What else hypercorn leaves to us:
+
+- A client that takes nothing would block its sender for ever, shielded from cancellation: our stream gives up on it.
+- Over HTTP/1.1 the stack stops reading while a request is served and more octets wait, and then does not see the
+  client leave: the socket is asked for that, once a second.
+- Limits on connections, and a stop that is bounded whatever clients do.
+
+`hypercorn.trio.tcp_server.TCPServer` is not public API, hence the pinned version and the tests over real sockets.
+"""
+
+import select
+from typing import Any, Final
+
+import h2.exceptions
+import h11
+import hpack
+import structlog
+import trio
+import wsproto.utilities
+from hypercorn.config import Config
+from hypercorn.logging import Logger
+from hypercorn.protocol.h2 import BufferCompleteError
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.utils import wrap_app
+from msgspec import Struct
+from priority.priority import PriorityError
+
+from sdcpd.frontend.api import FrontendApp
+from sdcpd.frontend.exchange import HANG_UP
+from sdcpd.frontend.settings import FrontendSettings, listen_address
+from sdcpd.roles.ports import Clock
+
+log = structlog.get_logger(__name__)
+
+CONNECTION_FAULTS: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    BufferCompleteError,
+    h11.ProtocolError,
+    h2.exceptions.H2Error,
+    hpack.HPACKError,
+    PriorityError,
+    wsproto.utilities.ProtocolError,
+    trio.BrokenResourceError,
+    trio.BusyResourceError,
+    trio.ClosedResourceError,
+)
+"""What hypercorn's stack lets through when a client provokes it ends the connection, not the process. The list is wide
+because only foreign code is under it: faults of the application do not come this way, hypercorn keeps and logs them."""
+
+BACKLOG: Final = 128
+HANG_UP_CHECK_S: Final = 1.0
+PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+STREAMS_PER_CONNECTION: Final = 256
+"""Above `max_requests` by default, so that one multiplexing client meets the limit that explains itself."""
+
+
+class ListenFailed(OSError):
+    """The address cannot be listened on. The text says why."""
+
+
+class Bound(Struct, frozen=True):
+    """Where the server listens; `port` is real also when port 0 was asked for."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """For people and clients."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+
+class FrontendServer:
+    """Serves the application until stopped. `run` once."""
+
+    def __init__(self, app: FrontendApp, settings: FrontendSettings, clock: Clock) -> None:
+        self._app: Final = wrap_app(app, settings.max_body_bytes, "asgi")  # type: ignore[arg-type]  # hypercorn wants its own scope types
+        self._settings: Final = settings
+        self._clock: Final = clock
+        self._config: Final = _hypercorn_config(settings)
+        self._context: Final = WorkerContext(None)
+        self._stopping: Final = trio.Event()
+        self._connections: Final[set[trio.SocketStream]] = set()
+
+    def stop(self) -> None:
+        """Stop accepting; running answers have `grace_s` to finish, then `run` returns."""
+        self._stopping.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[Bound] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen and serve; `task_status.started(bound)` once connections are accepted. Cancelling it stops at once.
+
+        Raises ListenFailed.
+        """
+        host, port = listen_address(self._settings.listen, self._settings.allow_non_loopback)
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+        except OSError as error:
+            raise ListenFailed(f"cannot listen on {self._settings.listen}: {error}") from error
+        if port == 0:  # a name with two addresses would take two ports, of which only one can be told
+            for extra in listeners[1:]:
+                await extra.aclose()
+            del listeners[1:]
+        address = listeners[0].socket.getsockname()
+        async with trio.open_nursery() as guard:
+            async with trio.open_nursery() as connections:
+                try:
+                    async with trio.open_nursery() as accepting:
+                        for listener in listeners:
+                            accepting.start_soon(self._accept, listener, connections)
+                        task_status.started(Bound(address[0], address[1]))
+                        await self._stopping.wait()
+                        accepting.cancel_scope.cancel()
+                finally:
+                    for listener in listeners:
+                        listener.socket.close()
+                    if not self._stopping.is_set():  # cancelled
+                        self._cut()
+                await self._context.terminated.set()  # idle connections close now, the others after their answer
+                guard.start_soon(self._cut_after_grace, connections.cancel_scope)
+            guard.cancel_scope.cancel()
+
+    async def _accept(self, listener: trio.SocketListener, connections: trio.Nursery) -> None:
+        await trio.serve_listeners(self._serve_connection, [listener], handler_nursery=connections)
+
+    async def _serve_connection(self, stream: trio.SocketStream) -> None:
+        if len(self._connections) >= self._settings.max_connections:
+            log.warning("connection refused: max_connections are open", max_connections=len(self._connections))
+            return  # serve_listeners closes it
+        self._connections.add(stream)
+        try:
+            with trio.CancelScope() as scope:
+                await self._run_protocol(stream, scope)
+        except* CONNECTION_FAULTS as group:
+            log.warning("connection dropped", faults=sorted({type(fault).__name__ for fault in _leaves(group)}))
+        finally:
+            self._connections.discard(stream)
+
+    async def _run_protocol(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_peer, stream.socket, scope)
+            client = _ClientStream(stream, self._settings.stalled_client_timeout_s)
+            state: Any = {HANG_UP: scope.cancel}
+            server = TCPServer(self._app, self._config, self._context, state, client)  # type: ignore[arg-type]  # any stream with a socket will do
+            await server.run()
+            nursery.cancel_scope.cancel()
+
+    async def _watch_peer(self, socket: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+        """End the connection when the peer has closed its side, read or not."""
+        poll = select.poll()
+        poll.register(socket.fileno(), PEER_CLOSED)
+        while True:
+            await self._clock.sleep_until(self._clock.now() + HANG_UP_CHECK_S)
+            if socket.fileno() < 0 or poll.poll(0):
+                scope.cancel()
+
+    async def _cut_after_grace(self, connections: trio.CancelScope) -> None:
+        try:
+            await self._clock.sleep_until(self._clock.now() + self._settings.grace_s)
+        finally:  # also when cancelled: whoever stops us waits no longer
+            self._cut()
+            connections.cancel()
+
+    def _cut(self) -> None:
+        """Close all sockets: hypercorn shields its sends from cancellation, but a closed socket ends them."""
+        for stream in self._connections:
+            stream.socket.close()
+
+
+class _ClientStream:
+    """The stream as hypercorn sees it: a socket's, whose sends end when the client takes nothing."""
+
+    def __init__(self, stream: trio.SocketStream, stalled_s: float) -> None:
+        self.socket: Final = stream.socket
+        self._stream: Final = stream
+        self._stalled_s: Final = stalled_s
+
+    async def send_all(self, octets: bytes) -> None:
+        with trio.move_on_after(self._stalled_s) as deadline:
+            await self._stream.send_all(octets)
+        if deadline.cancelled_caught:
+            raise trio.BrokenResourceError("the client takes nothing")
+
+    async def receive_some(self, limit: int) -> bytes:
+        return bytes(await self._stream.receive_some(limit))
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _Log(Logger):
+    """hypercorn's log as ours. Requests are logged by the application, which knows what must not be."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.error_logger = None
+
+    async def access(self, *_args: Any) -> None:
+        return
+
+    async def critical(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        log.critical("http server", message=message)
+
+    async def error(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        log.error("http server", message=message)
+
+    async def warning(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        log.warning("http server", message=message)
+
+    async def info(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        log.debug("http server", message=message)
+
+    async def exception(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        log.exception("http server", message=message)
+
+
+def _hypercorn_config(settings: FrontendSettings) -> Config:
+    config = Config()
+    config.logger_class = _Log
+    config.accesslog = None
+    config.errorlog = None
+    config.include_server_header = False
+    config.keep_alive_timeout = settings.idle_connection_timeout_s
+    config.keep_alive_max_requests = 1 << 62  # the default closes a busy connection after 1000, in mid-answer
+    config.h2_max_concurrent_streams = STREAMS_PER_CONNECTION
+    return config
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for item in group.exceptions:
+        found.extend(_leaves(item) if isinstance(item, BaseExceptionGroup) else [item])
+    return found

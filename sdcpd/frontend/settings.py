@@ -1,0 +1,75 @@
+"""Settings of the client port, with their reasons. Composed into the node's file by node/config.py."""
+
+import ipaddress
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+SecondsSetting = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class ClientModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model that clients may name. `path`: a Hugging Face folder, of which only the text files are read here."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    path: Annotated[str, Meta(min_length=1)]
+
+
+class FrontendSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The client port. Raises ValueError (a ValidationError while decoding) for combinations that make no sense."""
+
+    listen: str = "127.0.0.1:8000"
+    """`host:port`; port 0 takes a free one. The port has neither TLS nor accounts, hence the next setting."""
+    allow_non_loopback: bool = False
+    """Must be true to listen anywhere but on loopback: whoever reaches the port may use the models."""
+    models: tuple[ClientModel, ...] = ()
+    max_requests: Annotated[int, Meta(ge=1, le=4096)] = 64
+    """Completions being read, queued or answered at once; one more is answered 503. Each may hold a body."""
+    max_connections: Annotated[int, Meta(ge=1, le=16_384)] = 256
+    """One more is closed at once. Each holds a socket and some 64 KiB of buffers."""
+    max_body_bytes: Annotated[int, Meta(ge=1024)] = 4 * 1024 * 1024
+    """The limit of a session-open (decision 117): a longer prompt could not be passed on anyway."""
+    max_prompt_chars: Annotated[int, Meta(ge=1)] = 1_000_000
+    """Looked at before tokenizing, which costs about a second for each million characters."""
+    body_timeout_s: SecondsSetting = 30
+    """For the whole body: a client that dribbles holds one of `max_requests`."""
+    stalled_client_timeout_s: SecondsSetting = 30
+    """A client that takes none of its answer for so long is taken for gone, and its session ends."""
+    idle_connection_timeout_s: SecondsSetting = 75
+    """Above the idle time at which common clients drop a connection, so that they never reuse a dying one."""
+    keep_alive_s: SecondsSetting = 10
+    """A silent stream gets a comment line so often, below the usual read time-outs of proxies."""
+    grace_s: SecondsSetting = 5
+    """What a stop grants running answers to finish."""
+
+    def __post_init__(self) -> None:
+        listen_address(self.listen, self.allow_non_loopback)
+        names = [model.name for model in self.models]
+        if len(set(names)) != len(names):
+            raise ValueError("models: two entries have the same name; clients choose by it")
+
+
+def listen_address(listen: str, allow_non_loopback: bool) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` as (host, port). Raises ValueError with the remedy."""
+    host, colon, port_text = listen.rpartition(":")
+    if not colon or not host or not port_text.isascii() or not port_text.isdigit() or int(port_text) > 65_535:
+        raise ValueError(f"listen = {listen!r} is not host:port, for example 127.0.0.1:8000")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"listen = {listen!r}: write an IPv6 address in brackets, for example [::1]:8000")
+    if not allow_non_loopback and not _is_loopback(host):
+        raise ValueError(
+            f"listen = {listen!r} is not a loopback address; the client port has no accounts, so set "
+            "allow_non_loopback = true if everybody who can reach it may use the models"
+        )
+    return host, int(port_text)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

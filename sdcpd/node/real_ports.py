@@ -1,0 +1,169 @@
+"""The real world behind the ports: the only file that asks the operating system for time, randomness and threads.
+
+Passes of a model run in one thread of their own, always the same: a compute library keeps a pool of helper threads for
+each thread that calls it, so passes that wandered over a thread pool would breed several of them, and they would
+fight for the cores. Bookkeeping stays in the trio thread (design 1.1): `plan` there, `run` in the pass thread.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+import outcome
+import trio
+
+from sdcpd.engine.spans import EngineInfo, Row, Span
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+WORKERS_LIMIT: Final = 16
+"""Blocking calls at once (fsyncs, digests of prompts). They wait for disks, not for cores; more only queue there."""
+
+
+class SystemClock:
+    """Clock port: the monotonic clock of the machine, seconds."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep_until(self, at: float) -> None:
+        """Return at `at` or soon after; at once (after a checkpoint) when that has passed; never for infinity."""
+        await trio.sleep(max(0.0, at - self.now()))
+
+
+class OsRandomStream:
+    """RandomStream port: the system's generator. Streams need no state of their own to be independent."""
+
+    def octets(self, count: int) -> bytes:
+        return os.urandom(count)
+
+    def uniform(self) -> float:
+        """In [0, 1), 53 bits."""
+        return (int.from_bytes(os.urandom(7), "big") >> 3) / (1 << 53)
+
+
+class OsRandomness:
+    """Randomness port."""
+
+    def stream(self, name: str) -> OsRandomStream:
+        """A stream; the name only matters in simulation, where it makes draws repeatable."""
+        assert name
+        return OsRandomStream()
+
+
+class ThreadWorkers:
+    """Workers port: trio's threads, at most `WORKERS_LIMIT` at once.
+
+    A cancelled caller waits until its function has returned: what a thread does to a file is then settled.
+    """
+
+    def __init__(self) -> None:
+        self._limiter = trio.CapacityLimiter(WORKERS_LIMIT)
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        return await trio.to_thread.run_sync(partial(function, *args), limiter=self._limiter)
+
+
+class PassThread:
+    """One thread that runs functions in order, for as long as the process lives.
+
+    It is a daemon thread: a process told to stop in the middle of loading a model does not wait for the load.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # filled by awaiting callers only
+        threading.Thread(target=self._loop, name=name, daemon=True).start()
+
+    def _loop(self) -> None:
+        while True:
+            self._work.get()()
+
+    async def run(self, function: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+        """`function()` in the thread, its result or exception here.
+
+        Cancellation is held back until the function has returned, except with `abandon_on_cancel`: then the caller
+        goes at once and nobody hears of the result.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        task = trio.lowlevel.current_task()
+        token = trio.lowlevel.current_trio_token()
+        waiting = True
+
+        def wake(result: outcome.Outcome[T]) -> None:
+            if waiting:
+                trio.lowlevel.reschedule(task, result)
+
+        def work() -> None:
+            result = outcome.capture(function)
+            with contextlib.suppress(trio.RunFinishedError):  # an abandoned call may outlive the whole run
+                token.run_sync_soon(wake, result)
+
+        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            nonlocal waiting
+            if not abandon_on_cancel:
+                return trio.lowlevel.Abort.FAILED
+            waiting = False
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._work.put(work)
+        result: T = await trio.lowlevel.wait_task_rescheduled(abort)
+        return result
+
+
+class LoadedEngine(Protocol[P]):
+    """What engine/forward.py offers: bookkeeping and planning for the trio thread, `run` for the pass thread."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def free_pages(self) -> int: ...
+    def open_sequence(self) -> int: ...
+    def close_sequence(self, sequence: int) -> None: ...
+    def truncate(self, sequence: int, length: int) -> None: ...
+    def reserve(self, sequence: int, length: int) -> bool: ...
+    def plan(self, spans: Sequence[Span]) -> P: ...
+    def run(self, plan: P) -> list[tuple[Row, ...]]: ...
+
+
+class ThreadedEngine:
+    """Engine port over a loaded engine: passes one at a time in `thread`, all else here in the trio thread."""
+
+    def __init__(self, engine: LoadedEngine[P], thread: PassThread) -> None:
+        self._engine = engine
+        self._run = partial(_plan_and_run, engine, thread)
+        self._turn = trio.Lock()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    @property
+    def free_pages(self) -> int:
+        return self._engine.free_pages
+
+    def open_sequence(self) -> int:
+        return self._engine.open_sequence()
+
+    def close_sequence(self, sequence: int) -> None:
+        self._engine.close_sequence(sequence)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self._engine.truncate(sequence, length)
+
+    def reserve(self, sequence: int, length: int) -> bool:
+        return self._engine.reserve(sequence, length)
+
+    async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
+        """One pass. A caller cancelled in the middle waits for its end, so that no pass outlives who planned it."""
+        async with self._turn:
+            return await self._run(spans)
+
+
+async def _plan_and_run(engine: LoadedEngine[P], thread: PassThread, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
+    return await thread.run(partial(engine.run, engine.plan(spans)))

@@ -1,0 +1,379 @@
+"""The router role: takes prompts, places each as a session, watches the fleet (draft 6.1, 6.7, 6.9).
+
+Three sources move it: clients (through `generation`), instances (status and events), and time (one task that looks at
+the fleet several times within the shortest ttl). Everything about one session is in its SessionTask and, below that,
+in its placement machine; here sessions are admitted, found and remembered.
+
+The incarnation of `seq` (decision 111) is drawn at construction. Sessions do not outlive the router yet (106), so it
+only has to differ from that of another router which might know the same session id; a durable one comes with 106.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+import msgspec
+import structlog
+import trio
+from msgspec import Struct, UnsetType
+
+from sdcpd.cache.refs import ObjectKind, log_reference, object_reference
+from sdcpd.protocol.fleet import Fleet, Instance, VerifierNeed
+from sdcpd.protocol.ladder import Ladder, contract_members, named
+from sdcpd.protocol.messages import Contract, Event, Status
+from sdcpd.protocol.placement import Placement
+from sdcpd.protocol.placement_values import Plan
+from sdcpd.protocol.problems import Forbidden, IllFormed, StaleEpoch, UnknownResource
+from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
+from sdcpd.protocol.uris import normalize_base_uri
+from sdcpd.roles.generation import (
+    STOP_TOKENS_LIMIT,
+    Generation,
+    GenerationRefused,
+    GenerationRequest,
+    ModelCard,
+)
+from sdcpd.roles.ports import Peer, Ports
+from sdcpd.roles.router_settings import RoutedModel, RouterSettings
+from sdcpd.roles.router_views import RoutedSession, RouterSnapshot, describe_instance, describe_session
+from sdcpd.roles.session_task import SessionTask
+
+log = structlog.get_logger(__name__)
+
+
+class Ended(Struct, frozen=True):
+    """What is remembered of a session that ended."""
+
+    view: RoutedSession
+    ended_at: float
+
+
+class Router:
+    """Places sessions. `instance` is this role's base URI, `cache` that of the cache role which holds its logs.
+
+    Raises LadderError when a ladder that is named does not exist. Two models must not share a name.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        ports: Ports,
+        *,
+        instance: str,
+        cache: str,
+        models: tuple[RoutedModel, ...],
+        ladders: Mapping[str, Ladder],
+    ) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._instance = normalize_base_uri(instance)
+        self._cache = normalize_base_uri(cache)
+        self._models = {model.name: model for model in models}
+        assert len(self._models) == len(models), "two models share a name"
+        self._ladders = {
+            model.name: named(ladders, model.ladder, f"models.{model.name}.ladder")
+            if model.ladder is not None
+            else named(ladders, settings.default_ladder, "router.default_ladder")
+            for model in models
+        }
+        self._fleet = Fleet(settings.max_instances)
+        self._sessions: OrderedDict[bytes, SessionTask] = OrderedDict()
+        self._ended: OrderedDict[bytes, Ended] = OrderedDict()
+        self._ids = ports.randomness.stream("session ids")
+        self._jitter = ports.randomness.stream("retry jitter")
+        self._incarnation = int.from_bytes(ports.randomness.stream("router incarnation").octets(4), "big") >> 1
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. Sessions end with it; their verifiers end them by their own limits (82)."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                log.info("router ready", instance=self._instance, models=len(self._models))
+                task_status.started()
+                await self._watch_fleet()
+        finally:
+            self._nursery = None
+
+    # What peers call (Table 1)
+
+    async def report_status(self, peer: Peer, instance: str, message: Status) -> None:
+        """PUT instances/{id}/status. An instance speaks for itself only (decisions 31, 33)."""
+        try:
+            uri, named_uri = normalize_base_uri(message.instance), normalize_base_uri(instance)
+        except ValueError as error:
+            raise IllFormed(f"status.instance: {error}") from error
+        if uri != named_uri:
+            raise IllFormed("status.instance is not the instance named in the path")
+        role = InstanceRole(message.role).name.lower()
+        if peer.role != role or peer.uri != uri:
+            raise Forbidden(f"only the {role} {uri} may report its status")
+        status = msgspec.structs.replace(message, instance=uri)
+        report = self._fleet.report(status, self._ports.clock.now())
+        if report.fresh or report.rebooted:
+            log.info("instance reports", instance=uri, role=role, rebooted=report.rebooted)
+        if report.fresh or report.rebooted or not isinstance(status.declined, UnsetType):
+            self._look()
+
+    async def report_event(self, peer: Peer, message: Event) -> None:
+        """POST events: 204 also for what changes nothing; 404 unknown session, 409 another epoch (decision 49)."""
+        task = self._sessions.get(message.session)
+        ended = self._ended.get(message.session)
+        if task is not None:
+            verifier = task.placement.plan.verifier
+        elif ended is not None:
+            verifier = ended.view.verifier
+        else:
+            raise UnknownResource("no such session at this router")
+        if peer.role != "verifier" or peer.uri != verifier:
+            raise Forbidden("events of a session come from its verifier")
+        log.debug(
+            "event",
+            session=session_path_id(message.session),
+            epoch=message.epoch,
+            round=None if isinstance(message.round, UnsetType) else message.round,
+            kind=message.kind.name.lower(),
+        )
+        if task is not None:
+            task.event(message)
+        elif ended is not None and message.epoch != ended.view.epoch:
+            raise StaleEpoch(f"the session ended at epoch {ended.view.epoch}")
+
+    # What the front end asks (roles/generation.py)
+
+    def models(self) -> tuple[ModelCard, ...]:
+        """All configured models. Context and vocabulary are the largest reported, of live verifiers if there are."""
+        now = self._ports.clock.now()
+        return tuple(self._card(model, now) for model in self._models.values())
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether some model could be served now, and in words why not."""
+        if self._nursery is None:
+            return False, "the router is not running"
+        cards = self.models()
+        if not cards:
+            return False, "no model is configured"
+        if not any(card.ready for card in cards):
+            return False, f"no verifier reports itself ready for {', '.join(card.name for card in cards)}"
+        return True, ""
+
+    def generation(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+        """One session for the length of the block. Entering raises GenerationRefused; leaving early cancels it."""
+        return _Block(self, request)
+
+    def admit(self, request: GenerationRequest) -> SessionTask:
+        """Check a request against what could serve it, and start its session. Raises GenerationRefused."""
+        model = self._models.get(request.model)
+        if model is None:
+            raise GenerationRefused("unknown_model", f"there is no model {request.model[:256]!r}", param="model")
+        _check_tokens(request)
+        now = self._ports.clock.now()
+        verifiers = self._fleet.verifiers(_need(model), now) if self._nursery is not None else ()
+        if not verifiers:
+            raise GenerationRefused("not_ready", f"no verifier serves {model.name} now", retry_after_s=1)
+        chosen, max_new = _first_fit(request, verifiers)
+        if len(self._sessions) >= self._settings.max_sessions:
+            limit = self._settings.max_sessions
+            raise GenerationRefused("overloaded", f"all {limit} sessions of this router are taken", retry_after_s=1)
+        task = self._task(request, model, chosen, max_new)
+        self._sessions[task.session] = task
+        self._fleet.placed(chosen.uri)
+        assert self._nursery is not None
+        self._nursery.start_soon(self._keep, task)
+        return task
+
+    # For sdcpctl
+
+    def snapshot(self) -> RouterSnapshot:
+        """Sessions in care, oldest first, then those that ended lately; instances by URI."""
+        now = self._ports.clock.now()
+        return RouterSnapshot(
+            sessions=(
+                *(describe_session(task, now) for task in self._sessions.values()),
+                *(ended.view for ended in self._ended.values()),
+            ),
+            instances=tuple(describe_instance(one, now) for one in self._fleet.instances()),
+        )
+
+    # Inside
+
+    async def _watch_fleet(self) -> None:
+        """6.9, decision 95: look at the fleet often enough to know when this loop stood still."""
+        clock = self._ports.clock
+        while True:
+            await clock.sleep_until(clock.now() + self._fleet.tick_s)
+            for one in self._fleet.tick(clock.now()):
+                role = one.role.name.lower()
+                self._ports.meters.count("instance_expirations_total", role=role)
+                log.warning("instance expired", instance=one.uri, role=role, ttl_ms=one.status.ttl_ms)
+            self._look()
+            self._forget_ended(clock.now())
+
+    def _look(self) -> None:
+        for task in list(self._sessions.values()):
+            task.look()
+
+    async def _keep(self, task: SessionTask) -> None:
+        """Run a session to its end and remember how it ended."""
+        plan = task.placement.plan
+        bound = log.bind(session=session_path_id(plan.session), epoch=task.placement.epoch)
+        bound.info(
+            "session opens",
+            round=0,
+            model=task.model,
+            verifier=plan.verifier,
+            prompt_tokens=len(plan.prompt),
+            max_new=plan.contract.max_new,
+            speculation=plan.speculation,
+        )
+        self._ports.meters.count("routed_sessions_total")
+        await task.run()
+        now = self._ports.clock.now()
+        view = describe_session(task, now)
+        del self._sessions[task.session]
+        self._ended[task.session] = Ended(view, now)
+        self._forget_ended(now)
+        ending = task.placement.ending
+        assert ending is not None
+        finish = {"finished": "finish", "failed": "fail"}.get(view.state, view.state)
+        self._ports.meters.count("routed_sessions_ended_total", finish=finish)
+        (bound.warning if view.state == "failed" else bound.info)(
+            "session ended",
+            round=view.round,
+            state=view.state,
+            reason=view.reason,
+            detail=view.detail,
+            committed_tokens=view.committed_tokens,
+            age_s=view.age_s,
+        )
+
+    def _forget_ended(self, now: float) -> None:
+        """Ended sessions are in the order of their ends."""
+        while self._ended:
+            session, oldest = next(iter(self._ended.items()))
+            overdue = oldest.ended_at + self._settings.ended_retention_s <= now
+            if not overdue and len(self._ended) <= self._settings.ended_sessions:
+                return
+            del self._ended[session]
+
+    def _card(self, model: RoutedModel, now: float) -> ModelCard:
+        live = self._fleet.verifiers(_need(model), now)
+        known = live or self._fleet.known_verifiers(_need(model))
+        return ModelCard(
+            name=model.name,
+            context_tokens=max((_context(one) or 0 for one in known), default=0),
+            vocabulary=max((_vocabulary(one) or 0 for one in known), default=0),
+            ready=self._nursery is not None and bool(live),
+        )
+
+    def _task(self, request: GenerationRequest, model: RoutedModel, verifier: Instance, max_new: int) -> SessionTask:
+        session = self._ids.octets(16)
+        assert session not in self._sessions, "random session ids do not meet"
+        members = contract_members(self._ladders[model.name], max_new)
+        target = verifier.status.model
+        assert not isinstance(target, UnsetType), "the fleet offers no verifier without a model"
+        contract = Contract(
+            target=target,
+            tokenizer=model.tokenizer,
+            rule=Rule.GREEDY,
+            m_max=members.m_max,
+            max_new=max_new,
+            stop=request.stop,
+            low_rounds=members.low_rounds,
+            low_ratio=members.low_ratio,
+            fallback=members.fallback,
+            self_load=members.self_load,
+            self_max=members.self_max,
+        )
+        plan = Plan(
+            session=session,
+            contract=contract,
+            prompt=request.prompt,
+            verifier=verifier.uri,
+            verifier_boot=verifier.boot,
+            vocabulary=_vocabulary(verifier),
+            router=self._instance,
+            commit_log=log_reference(self._cache, None, session),
+            objects=object_reference(self._cache, None, session, 1, 0, ObjectKind.TOKENS).removesuffix("1/0/tokens"),
+            m_init=members.m_init,
+            incarnation=self._incarnation,
+            speculation=request.speculation,
+            jitter=0.5 + self._jitter.uniform() / 2,
+        )
+        placement = Placement(plan, self._fleet, self._settings.patience)
+        return SessionTask(placement, model=model.name, ports=self._ports, settings=self._settings)
+
+
+class _Block:
+    """The context manager of `Router.generation`."""
+
+    def __init__(self, router: Router, request: GenerationRequest) -> None:
+        self._router = router
+        self._request = request
+        self._task: SessionTask | None = None
+
+    async def __aenter__(self) -> Generation:
+        assert self._task is None, "a block is entered once"
+        self._task = self._router.admit(self._request)
+        return self._task
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.leave()  # no-op when it has ended; nothing is awaited here, so a cancelled block leaves as well
+
+
+def _need(model: RoutedModel) -> VerifierNeed:
+    return VerifierNeed(tokenizer=model.tokenizer, target=model.target, rule=Rule.GREEDY)
+
+
+def _context(one: Instance) -> int | None:
+    context = one.status.context_tokens
+    return None if isinstance(context, UnsetType) else context
+
+
+def _vocabulary(one: Instance) -> int | None:
+    vocabulary = one.status.vocabulary
+    return None if isinstance(vocabulary, UnsetType) else vocabulary
+
+
+def _check_tokens(request: GenerationRequest) -> None:
+    """What no verifier could serve."""
+    if not request.prompt:
+        raise GenerationRefused("invalid", "the prompt is empty; at least one token is needed", param="prompt")
+    if min(request.prompt) < 0:
+        raise GenerationRefused("invalid", "the prompt holds a negative token id", param="prompt")
+    if request.max_new is not None and request.max_new < 0:
+        raise GenerationRefused("invalid", "the number of new tokens is negative", param="max_tokens")
+    if len(request.stop) > STOP_TOKENS_LIMIT or min(request.stop, default=0) < 0:
+        detail = f"stop tokens must be ids of 0 and above, {STOP_TOKENS_LIMIT} at most"
+        raise GenerationRefused("invalid", detail, param="stop")
+
+
+def _first_fit(request: GenerationRequest, verifiers: tuple[Instance, ...]) -> tuple[Instance, int]:
+    """The first verifier whose context and vocabulary hold the request, and `max_new` there. Raises GenerationRefused.
+
+    Whatever cannot fit is refused here, before any session exists; drafts never take more room than max_new.
+    """
+    prompt, wanted = len(request.prompt), request.max_new
+    longest, widest = 0, 0
+    for one in verifiers:
+        context, vocabulary = _context(one), _vocabulary(one)
+        longest = max(longest, context or 0)
+        widest = max(widest, vocabulary or 0)
+        if vocabulary is not None and max(request.prompt) >= vocabulary:
+            continue
+        if context is None and wanted is not None:
+            return one, wanted
+        if context is not None and prompt + (1 if wanted is None else wanted) <= context:
+            return one, context - prompt if wanted is None else wanted
+    if widest and max(request.prompt) >= widest:
+        detail = f"the prompt holds a token id outside the model's vocabulary of {widest}"
+        raise GenerationRefused("invalid", detail, param="prompt")
+    if prompt >= longest or wanted is None:
+        detail = f"the prompt has {prompt} tokens; the model's context holds {longest}, one of them generated at least"
+        raise GenerationRefused("context_length", detail, param="prompt")
+    detail = f"the prompt has {prompt} tokens; with {wanted} new ones they exceed the model's context of {longest}"
+    raise GenerationRefused("context_length", detail, param="max_tokens")

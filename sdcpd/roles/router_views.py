@@ -1,0 +1,106 @@
+"""What the router shows of itself to `sdcpctl` and the checkers: figures and names, never a token."""
+
+from msgspec import Struct, UnsetType
+
+from sdcpd.protocol.fleet import Instance
+from sdcpd.protocol.placement import Phase, Placement
+from sdcpd.protocol.terms import Action, session_path_id
+from sdcpd.roles.session_task import SessionTask
+
+
+class RoutedSession(Struct, frozen=True, kw_only=True):
+    """One session. `state`: opening, placing, drafting, self_decoding, waiting, ending, then finished, failed or
+    cancelled. `round` is the last the verifier told of; `drafter` is None while it decodes alone."""
+
+    session: str
+    model: str
+    state: str
+    epoch: int
+    round: int
+    prompt_tokens: int
+    committed_tokens: int
+    max_new: int
+    verifier: str
+    drafter: str | None
+    speculation: bool
+    age_s: float
+    reason: str | None = None
+    detail: str | None = None
+
+
+class KnownInstance(Struct, frozen=True, kw_only=True):
+    """One instance as it last reported itself. `queue` as reported, `placed` by this router since then."""
+
+    instance: str
+    role: str
+    load: int
+    queue: int
+    placed: int
+    accept_milli: int | None
+    age_ms: int
+    ttl_ms: int
+    expired: bool
+    model: str | None
+    boot: str | None
+
+
+class RouterSnapshot(Struct, frozen=True, kw_only=True):
+    """All sessions in care and those that ended lately, and all instances."""
+
+    sessions: tuple[RoutedSession, ...]
+    instances: tuple[KnownInstance, ...]
+
+
+def describe_session(task: SessionTask, now: float) -> RoutedSession:
+    """One session as it stands now."""
+    placement, plan = task.placement, task.placement.plan
+    ending = placement.ending
+    return RoutedSession(
+        session=session_path_id(plan.session),
+        model=task.model,
+        state=_state(placement),
+        epoch=placement.epoch,
+        round=placement.round,
+        prompt_tokens=len(plan.prompt),
+        committed_tokens=len(placement.output),
+        max_new=plan.contract.max_new,
+        verifier=plan.verifier,
+        drafter=placement.drafter,
+        speculation=plan.speculation,
+        age_s=round(now - task.started_at, 3),
+        reason=None if ending is None else ending.reason,
+        detail=None if ending is None or not ending.detail else ending.detail,
+    )
+
+
+def _state(placement: Placement) -> str:
+    ending = placement.ending
+    if ending is not None:
+        return "cancelled" if ending.cancelled else "finished" if ending.finish is Action.FINISH else "failed"
+    match placement.phase:
+        case Phase.OPENING | Phase.ENDING:
+            return str(placement.phase.value)
+        case Phase.SETTLED:
+            if placement.target is None:
+                return "waiting"
+            return "self_decoding" if placement.drafter is None else "drafting"
+        case _:
+            return "placing"
+
+
+def describe_instance(one: Instance, now: float) -> KnownInstance:
+    """One instance as the fleet knows it now."""
+    status = one.status
+    return KnownInstance(
+        instance=one.uri,
+        role=one.role.name.lower(),
+        load=status.load,
+        queue=status.queue,
+        placed=one.placed,
+        accept_milli=None if isinstance(status.accept_milli, UnsetType) else status.accept_milli,
+        age_ms=round((now - one.received_at) * 1000),
+        ttl_ms=status.ttl_ms,
+        expired=one.expired or one.expires_at <= now,
+        model=None if isinstance(status.model, UnsetType) else status.model.hex(),
+        boot=None if one.boot is None else session_path_id(one.boot),
+    )

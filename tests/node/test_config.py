@@ -1,0 +1,166 @@
+"""The node's configuration: the shipped file, checks across sections, and what --check says."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sdcpd.node import main
+from sdcpd.node.config import Config, ConfigRefused, config_warnings, load_config
+
+SHIPPED = Path(__file__).parents[2] / "config" / "all-in-one.toml"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that passes for a model as far as the configuration looks."""
+    folder = tmp_path / "a-model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def write(tmp_path: Path, model: Path) -> Callable[[str], Path]:
+    """Write a file that is good but for what the test adds."""
+
+    def write_file(text: str = "", roles: str = '["router", "verifier", "cache"]', single_node: str = "true") -> Path:
+        path = tmp_path / "sdcpd.toml"
+        path.write_text(f'roles = {roles}\n[node]\nsingle_node = {single_node}\n[engine]\nmodel = "{model}"\n{text}\n')
+        return path
+
+    return write_file
+
+
+def faults(path: Path, *overrides: str, roles: str | None = None) -> list[str]:
+    with pytest.raises(ConfigRefused) as raised:
+        load_config(path, overrides, roles)
+    return [str(fault) for fault in raised.value.faults]
+
+
+def test_the_shipped_file_is_good(model: Path) -> None:
+    config = load_config(SHIPPED, [f"engine.model={model}"])
+    assert config.roles == ("router", "verifier", "drafter", "cache")
+    assert config_warnings(config) == []
+    assert [(entry.name, entry.path) for entry in config.client_models()] == [("a-model", str(model))]
+    assert config.role_uri("drafter") == "http://127.0.0.1:8470/drafter/"
+
+
+def test_the_shipped_file_shows_true_defaults(model: Path) -> None:
+    """Each commented-out setting of the file, uncommented, changes nothing."""
+    text = SHIPPED.read_text()
+    shown = re.sub(r"^# (\[[a-z.]+\]|[a-z_]+ = .*)$", r"\1", text, flags=re.MULTILINE)
+    shown = re.sub(r"^model = .*$", "", shown, flags=re.MULTILINE)
+    assert len(tomllib.loads(shown)["cache"]) == 3
+    path = model.parent / "shown.toml"
+    path.write_text(shown)
+    plain = load_config(SHIPPED, [f"engine.model={model}"])
+    uncommented = load_config(path, [f"engine.model={model}"])
+    assert uncommented.ladder["default"] == Config().ladder.get("default", uncommented.ladder["default"])
+    for section in ("roles", "node", "log", "router", "frontend", "engine", "verifier", "drafter", "cache"):
+        assert getattr(uncommented, section) == getattr(plain, section), section
+
+
+def test_roles_from_the_command_line(write: Callable[..., Path]) -> None:
+    assert load_config(write(), roles="router, cache,verifier").roles == ("router", "cache", "verifier")
+    assert faults(write(), roles="router,cook") == [
+        "roles: is ['router', 'cook']. Invalid enum value 'cook' at position [1]."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ("[]", "roles: names no role. Say which"),
+        ('["router", "router", "verifier", "cache"]', "roles: names a role twice"),
+        ('["router", "drafter"]', "roles: verifier, cache missing: this version connects roles inside one process"),
+    ],
+)
+def test_roles_that_cannot_work(write: Callable[..., Path], roles: str, message: str) -> None:
+    assert faults(write(roles=roles))[0].startswith(message)
+
+
+def test_logs_beside_their_verifier_are_asked_for(write: Callable[..., Path]) -> None:
+    """Decision 105."""
+    (fault,) = faults(write(single_node="false"))
+    assert fault.startswith("node.single_node: is false, but")
+
+
+def test_a_verifier_needs_a_model(write: Callable[..., Path], tmp_path: Path) -> None:
+    bare = tmp_path / "bare.toml"
+    bare.write_text('roles = ["router", "verifier", "cache"]\nnode.single_node = true\n')
+    assert faults(bare) == ['engine: is missing; the verifier runs a model. Add [engine] with model = "/path/to/it".']
+    path = write()
+    assert "is no folder" in faults(path, f"engine.model={tmp_path / 'none'}")[0]
+    assert "has no config.json" in faults(path, f"engine.model={tmp_path}")[0]
+    assert "not an absolute path" in faults(path, "engine.model=models/x")[0]
+    assert "~ and $ are not expanded" in faults(path, "engine.model=$HOME/x")[0]
+
+
+def test_places_of_the_node(write: Callable[..., Path]) -> None:
+    path = write()
+    assert faults(path, "node.base_uri=127.0.0.1:8470")[0].startswith("node.base_uri: ")
+    assert faults(path, "node.state_dir=state")[0].startswith("node.state_dir: is 'state', not an absolute path")
+    assert "more than 107 octets" in faults(path, f"node.runtime_dir=/{'x' * 100}")[0]
+
+
+def test_models_for_clients(write: Callable[..., Path], model: Path) -> None:
+    path = write(f'[[frontend.models]]\nname = "a"\npath = "{model}"\n[[frontend.models]]\nname = "b"\npath = "/none"')
+    assert faults(path) == [
+        "frontend.models[1].path: /none is no folder. Name the folder of a Hugging Face model (config.json, "
+        "safetensors)."
+    ]
+
+
+def test_ladders(write: Callable[..., Path]) -> None:
+    (fault,) = faults(write('[router]\ndefault_ladder = "slow"'))
+    assert "there is no [ladder.slow]" in fault
+    (fault,) = faults(write('[ladder.slow]\nfallback = ["redcue"]'))
+    assert fault.startswith("ladder.slow: ")
+    assert 'did you mean "reduce"?' in fault
+    warnings = config_warnings(load_config(write('[ladder.slow]\nfallback = ["reduce"]')))
+    assert len(warnings) == 1
+    assert "can run out" in warnings[0]
+
+
+def test_check_says_all_and_starts_nothing(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    good = write('[ladder.slow]\nfallback = ["reduce"]')
+    assert main.main(["--check", "--config", str(good)]) == main.OK
+    said = capsys.readouterr()
+    assert "good; roles: router, verifier, cache; models for clients: a-model" in said.out
+    assert "sdcpd: warning: ladder.slow" in said.err
+
+    assert main.main(["--check", "--config", str(write("[verifer]"))]) == main.REFUSED
+    assert "verifer: is no known setting. Did you mean verifier?" in capsys.readouterr().err
+
+    assert main.main(["--check", "--config", str(tmp_path / "absent.toml")]) == main.REFUSED
+    assert "--config FILE" in capsys.readouterr().err
+
+
+def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main.main(["--rolle", "router"])
+    assert raised.value.code == main.REFUSED
+    assert "usage: sdcpd" in capsys.readouterr().err
+
+
+def test_threads_wait_passively_unless_told_otherwise() -> None:
+    environment = {"OMP_WAIT_POLICY": "active"}
+    main.set_passive_waiting(environment)
+    assert environment == {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "0"}
+
+
+def test_a_router_node_starts_without_torch(write: Callable[..., Path]) -> None:
+    code = (
+        "import sys; from sdcpd.node import main, config\n"
+        f"main.main(['--check', '--config', {str(write())!r}])\n"
+        "import sdcpd.roles.router, sdcpd.roles.drafter, sdcpd.roles.verifier, sdcpd.frontend.server\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -1,0 +1,113 @@
+"""sdcpctl against a real admin socket, as an operator meets it."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+from msgspec import Struct
+
+from sdcpd.edge.admin import Admin, bind_admin_socket, serve_admin
+from sdcpd.node import ctl
+from sdcpd.protocol.terms import session_path_id
+
+FIRST, SECOND = b"A" * 16, b"A" * 8 + b"B" * 8
+
+
+class SessionRow(Struct, frozen=True):
+    session: bytes
+    round: int
+    state: str = "drafting"
+
+
+class VerifierSnapshot(Struct, frozen=True):
+    sessions: tuple[SessionRow, ...] = ()
+
+
+class InstanceRow(Struct, frozen=True):
+    instance: str
+    load: int
+
+
+class RouterSnapshot(Struct, frozen=True):
+    sessions: tuple[SessionRow, ...] = ()
+    instances: tuple[InstanceRow, ...] = ()
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[str]:
+    """A node with two sessions; the socket's path."""
+    path = tmp_path / "sdcpd.sock"
+    router = RouterSnapshot((SessionRow(FIRST, 1, "open"),), (InstanceRow("http://n/verifier/", 3),))
+    verifier = VerifierSnapshot((SessionRow(FIRST, 2), SessionRow(SECOND, 5)))
+    async with trio.open_nursery() as nursery:
+        admin = Admin({"router": lambda: router, "verifier": lambda: verifier}, "1.2.3")
+        await nursery.start(serve_admin, admin, bind_admin_socket(path), logging.getLogger("test"))
+        yield str(path)
+        nursery.cancel_scope.cancel()
+
+
+async def run(*arguments: str) -> int:
+    return await trio.to_thread.run_sync(ctl.main, arguments)
+
+
+async def test_sessions(served: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("sessions", "--socket", served) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["session", "state", "round", "known", "to"]
+    assert lines[1].split() == [session_path_id(FIRST), "drafting", "2", "router,", "verifier"]
+    assert lines[2].split() == [session_path_id(SECOND), "drafting", "5", "verifier"]
+
+
+async def test_show_by_a_beginning(served: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("show", session_path_id(SECOND)[:14], "--socket", served) == 0
+    assert ["round", "5"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert await run("show", session_path_id(FIRST)[:3], "--socket", served) == ctl.NOT_FOUND
+    said = capsys.readouterr().err
+    assert session_path_id(FIRST) in said
+    assert session_path_id(SECOND) in said
+    assert await run("show", "zzz/..", "--socket", served) == ctl.NOT_FOUND
+
+
+async def test_json_is_the_answer_itself(served: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("instances", "--json", "--socket", served) == 0
+    assert json.loads(capsys.readouterr().out) == {"instances": [{"instance": "http://n/verifier/", "load": 3}]}
+    assert await run("show", session_path_id(FIRST), "--json", "--socket", served) == 0
+    assert json.loads(capsys.readouterr().out)["router"]["state"] == "open"
+
+
+async def test_instances(served: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("instances", "--socket", served) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["instance", "load"],
+        ["http://n/verifier/", "3"],
+    ]
+
+
+def test_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl.main(["sessions", "--socket", str(tmp_path / "none")]) == ctl.UNREACHABLE
+    said = capsys.readouterr().err
+    assert "Is it running?" in said
+    assert "--socket" in said
+
+
+@pytest.mark.parametrize("arguments", [[], ["sesions"], ["show"], ["sessions", "--jsn"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        ctl.main(arguments)
+    assert raised.value.code == ctl.USAGE
+    assert "usage: sdcpctl" in capsys.readouterr().err
+
+
+def test_it_starts_without_torch() -> None:
+    code = (
+        "import sys; from sdcpd.node import ctl\n"
+        "try: ctl.main(['--version'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules or 'hypercorn' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

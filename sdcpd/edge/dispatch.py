@@ -4,9 +4,9 @@ What is refused here, in this order: no such resource (404), no such method (405
 its limit (413), a wrong media type (415), a body that is not the message (400, 422 for a contract). All else is the
 handler's; its Problems become problem details.
 
-An exception that is no Problem is our own fault: it is logged with its traceback, counted by its status, and the peer
-learns nothing but 500. The role goes on: what it did to its state it did synchronously, and its own tasks, which carry
-the state from there, die loudly by themselves if that state is broken.
+An exception that is no Problem is our own fault (style rule 7): it is logged with its traceback, counted as a 500, and
+goes on up. Within one process it reaches the caller's role and so ends the node; on a wire the server answers 500, of
+which the peer learns nothing more, and decides the same.
 """
 
 from typing import ClassVar, Final
@@ -15,7 +15,7 @@ import structlog
 
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.edge.cache_routes import CacheService, cache_routes
-from sdcpd.edge.problem_body import fault_response, problem_response
+from sdcpd.edge.problem_body import problem_response
 from sdcpd.edge.routes import (
     DRAFTER_ROUTES,
     ROUTER_ROUTES,
@@ -65,7 +65,7 @@ class Dispatcher:
             return 0
 
     async def handle(self, peer: Peer, request: Request) -> Response:
-        """Answer one request. Never raises an Exception."""
+        """Answer one request. Whatever is raised here is our fault, not the peer's."""
         operation = "unknown"
         try:
             route = self._route(request.method, request.path)
@@ -80,7 +80,8 @@ class Dispatcher:
             response = problem_response(problem)
         except Exception as error:
             log.error("handler failed", role=self._role, operation=operation, caller=peer.role, exc_info=error)
-            response = fault_response()
+            self._meters.count("peer_requests_total", operation=operation, status="500")
+            raise
         self._meters.count("peer_requests_total", operation=operation, status=str(response.status))
         return response
 

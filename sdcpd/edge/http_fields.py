@@ -87,7 +87,7 @@ def creates(headers: Mapping[str, str]) -> bool:
 
 
 def if_match(headers: Mapping[str, str]) -> str:
-    """The one strong entity tag of If-Match. Raises IllFormed, and PreconditionFailed for a weak one (no match ever)."""
+    """The one strong entity tag of If-Match. Raises IllFormed; PreconditionFailed for a weak one (never a match)."""
     tag = headers.get("if-match", "").strip()
     if tag.startswith("W/"):
         raise PreconditionFailed("a weak entity tag never matches")

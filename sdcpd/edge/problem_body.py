@@ -46,13 +46,6 @@ def problem_response(problem: Problem) -> Response:
     return Response(status=problem.status, headers=headers, body=json.dumps(members).encode())
 
 
-def fault_response() -> Response:
-    """We failed. Nothing is said of how."""
-    members = {"type": "about:blank", "title": "Internal error", "status": 500}
-    headers = {"content-type": PROBLEM_TYPE, "cache-control": "no-store"}
-    return Response(status=500, headers=headers, body=json.dumps(members).encode())
-
-
 def refusal(response: Response) -> Refusal:
     """What a response outside 2xx says, as far as it can be understood."""
     members = _members(response)

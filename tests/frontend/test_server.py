@@ -173,6 +173,7 @@ async def test_fifty_clients_that_leave_free_everything() -> None:
             await connection.aclose()
         with trio.fail_after(2):
             await served.world.generations.wait_open(0)
+        await trio.testing.wait_all_tasks_blocked()
         assert served.world.app.snapshot().requests_running == 0
         await check_alive(served)
 

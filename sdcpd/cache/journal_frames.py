@@ -137,11 +137,13 @@ def payload_offset(offset: int, order: FrameOrder) -> int:
 
 
 def encode_segment_header(segment: int) -> bytes:
+    """What a segment begins with."""
     fields = _SEGMENT.pack(SEGMENT_MAGIC, segment)
     return fields + _CHECK.pack(crc32(fields))
 
 
 def segment_header_is_good(segment: int, octets: bytes) -> bool:
+    """Does a segment's content begin as it must?"""
     return octets[:SEGMENT_HEADER_BYTES] == encode_segment_header(segment)
 
 

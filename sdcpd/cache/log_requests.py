@@ -13,6 +13,8 @@ from sdcpd.protocol.terms import Action
 
 
 class RecordKind(Enum):
+    """The three records of a log (protocol/commit_log.py)."""
+
     COMMIT = "commit"
     FENCE = "fence"
     END = "end"

@@ -10,12 +10,13 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
-SEGMENT_OFFSET_LIMIT_BYTES = 1 << 32
-"""Places in a segment are kept and written in 32 bits."""
-
 
 class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[cache]`. Raises ValueError for limits that contradict each other."""
+    """`[cache]`. Raises ValueError for limits that contradict each other.
+
+    The upper bounds keep a segment, with the last batch and the logs moved into it, well below the 4 GiB that its places
+    can name.
+    """
 
     commit_durability: Literal["fsync", "page_cache"] = "fsync"
     """What an acknowledged append survives: loss of power, or only the end of the process (decision 109)."""
@@ -56,8 +57,6 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if self.journal_bytes < 4 * self.segment_bytes:
             raise ValueError("journal_bytes must be at least 4 times segment_bytes, or space could not be reclaimed")
-        if self.segment_bytes + self.max_batch_bytes + 2 * self.max_log_bytes >= SEGMENT_OFFSET_LIMIT_BYTES:
-            raise ValueError("segment_bytes + max_batch_bytes + 2 x max_log_bytes must stay below 4 GiB")
         if self.max_record_bytes > self.max_log_bytes:
             raise ValueError("max_record_bytes must not exceed max_log_bytes")
         if self.max_object_bytes > self.object_memory_bytes:

@@ -25,7 +25,7 @@ from sdcpd.protocol.messages import (
     Verdict,
 )
 from sdcpd.protocol.problems import IllFormed, UnknownResource
-from sdcpd.protocol.terms import instance_from_path_id, session_from_path_id, session_path_id
+from sdcpd.protocol.terms import instance_from_path_id, instance_path_id, session_from_path_id, session_path_id
 from sdcpd.roles.ports import Peer
 
 KIB: Final = 1 << 10
@@ -89,10 +89,14 @@ class Call(Struct, frozen=True):
 
     def instance(self) -> str:
         """The instance of the path's second segment. Raises UnknownResource."""
+        text = self.segments[1]
         try:
-            return instance_from_path_id(self.segments[1])
+            instance = instance_from_path_id(text)
         except ValueError as error:
             raise UnknownResource("the path holds no instance id") from error
+        if instance_path_id(instance) != text:  # base64 readers let much pass
+            raise UnknownResource("the path holds no instance id")
+        return instance
 
 
 class Route(Struct, frozen=True):

@@ -20,9 +20,6 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Work = Callable[[trio.Nursery], Awaitable[None]]
 
 JSON: Final = "application/json"
-HANG_UP: Final = "sdcpd.hang_up"
-"""Key in the connection state: a function that ends the connection, supplied by server.py."""
-
 SKIP_FACTOR: Final = 4
 """How many times the body limit is read and dropped before answering 413: enough for honest mistakes to see it."""
 
@@ -98,13 +95,9 @@ class Exchange:
         self, status: int, body: bytes, *, content_type: str = JSON, headers: tuple[tuple[str, str], ...] = ()
     ) -> None:
         """A whole answer. Raises ClientGone."""
-        body_dropped = await self._skip_body()
+        await self._skip_body()
         await self._start(status, (("content-type", content_type), ("content-length", str(len(body))), *headers))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
-        if not body_dropped:  # more of it may be under way without end
-            hang_up = self._scope.get("state", {}).get(HANG_UP)
-            if hang_up is not None:
-                hang_up()
 
     async def open_stream(self, *, content_type: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
         """Begin an answer with status 200 whose length is not known. The body must be read. Raises ClientGone."""
@@ -140,15 +133,12 @@ class Exchange:
         piece: bytes = message.get("body", b"")
         return piece
 
-    async def _skip_body(self) -> bool:
-        """Read and drop what is left of the body; False if it does not end within limits."""
+    async def _skip_body(self) -> None:
+        """Read and drop what is left of the body, within limits. One that goes on costs its connection."""
         dropped = 0
         with trio.move_on_after(self._body_s):
-            while not self._body_read:
+            while not self._body_read and dropped <= SKIP_FACTOR * self._body_limit:
                 dropped += len(await self._receive_body())
-                if dropped > SKIP_FACTOR * self._body_limit:
-                    break
-        return self._body_read
 
     async def _watch(self, scope: trio.CancelScope) -> None:
         message: Message = {"type": ""}

@@ -31,7 +31,6 @@ from msgspec import Struct
 from priority.priority import PriorityError
 
 from sdcpd.frontend.api import FrontendApp
-from sdcpd.frontend.exchange import HANG_UP
 from sdcpd.frontend.settings import FrontendSettings, listen_address
 from sdcpd.roles.ports import Clock
 
@@ -153,8 +152,7 @@ class FrontendServer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_peer, stream.socket, scope)
             client = _ClientStream(stream, self._settings.stalled_client_timeout_s)
-            state: Any = {HANG_UP: scope.cancel}
-            server = TCPServer(self._app, self._config, self._context, state, client)  # type: ignore[arg-type]  # any stream with a socket will do
+            server = TCPServer(self._app, self._config, self._context, {}, client)  # type: ignore[arg-type]  # any stream with a socket will do
             await server.run()
             nursery.cancel_scope.cancel()
 

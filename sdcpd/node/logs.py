@@ -105,6 +105,6 @@ def configure_logs(settings: LogSettings, stream: TextIO | None = None) -> None:
     logging.captureWarnings(True)
 
 
-def hypercorn_logger() -> logging.Logger:
+def library_logger() -> logging.Logger:
     """The logger to hand to a hypercorn Config as `errorlog`, so that it writes no lines of its own form."""
     return logging.getLogger("hypercorn.error")

@@ -57,10 +57,29 @@ METRICS: Final = (
         "Proposed tokens accepted, by position in the proposal, from 0.",
         "position",
     ),
-    _counter("self_decoded_tokens_total", "Tokens that the verifier decoded without a proposal."),
+    _counter("rounds_total", "Rounds committed, by kind: proposal or self_decoded.", "kind"),
     _counter("escalations_total", "Escalation actions applied (draft 6.5.2).", "action"),
-    _counter("stale_proposals_total", "Proposals refused, by problem.", "reason"),
-    # Requests, as the router's client port sees them.
+    _counter("proposals_refused_total", "Proposals that the verifier refused, by problem.", "reason"),
+    _counter("near_ties_total", "Rows whose two best logits are so close that another batch shape may swap them."),
+    # Passes of the target model.
+    _counter("target_forwards_total", "Passes of the target model."),
+    _histogram("target_forward_seconds", "Time of one pass of the target model."),
+    _histogram("target_forward_sessions", "Sessions that share one pass.", buckets=SMALL_COUNTS),
+    # Commit log.
+    _histogram("commit_append_seconds", "From handing a record to the log until it is durable."),
+    _counter("fenced_appends_total", "Appends that a fence refused."),
+    _counter("log_records_total", "Records made durable by this node's cache role."),
+    _counter("log_syncs_total", "Times the journal was synced; fewer than records when appends share one."),
+    # The drafter.
+    _histogram("draft_seconds", "Time to draft one proposal."),
+    _counter("drafter_proposals_total", "Proposals sent, repetitions included."),
+    _counter("drafter_refusals_total", "Proposals that brought no verdict, by problem.", "suffix"),
+    # The router.
+    _counter("routed_sessions_total", "Sessions opened by the router."),
+    _counter("routed_sessions_ended_total", "Sessions ended, by outcome.", "finish"),
+    _counter("reassignments_total", "Sessions given to another drafter, by reason.", "reason"),
+    _counter("instance_expirations_total", "Instances whose status ran out.", "role"),
+    # Requests, as the client port sees them.
     _counter("requests_total", "Requests to the client port.", "endpoint", "status"),
     _counter("request_success_total", "Requests answered, by what ended the text.", "finished_reason"),
     _counter("prompt_tokens_total", "Tokens of prompts."),
@@ -69,31 +88,9 @@ METRICS: Final = (
     _histogram("inter_token_latency_seconds", "Between output pages, apportioned to each token of the page."),
     _histogram("request_time_per_output_token_seconds", "Decode time of a request by its tokens after the first."),
     _histogram("e2e_request_latency_seconds", "From a request's arrival to its last token."),
-    _histogram("request_queue_time_seconds", "From a request's arrival to the start of its prefill."),
     _histogram("request_prompt_tokens", "Prompt tokens of a request.", buckets=TOKENS),
     _histogram("request_generation_tokens", "Output tokens of a request.", buckets=TOKENS),
-    # Passes and rounds.
-    _counter("target_forwards_total", "Passes of the target model."),
-    _counter("target_rows_total", "Rows of logits that passes were asked for."),
-    _counter("target_pass_tokens_total", "Tokens that passes ran, prefill and verification together."),
-    _histogram("target_forward_seconds", "Time of one pass of the target model."),
-    _histogram("target_pass_sessions", "Sessions that share one pass.", buckets=SMALL_COUNTS),
-    _histogram("round_seconds", "From a proposal's arrival to its verdict."),
-    _histogram("round_overhead_seconds", "Time of a round outside the pass, by stage.", "stage"),
-    _histogram("draft_seconds", "Time to draft one proposal."),
-    _counter("near_ties_total", "Rows whose two best logits are so close that another batch shape may swap them."),
-    # Commit log and failure.
-    _histogram("commit_append_seconds", "From handing a record to the log until it is durable."),
-    _counter("log_records_total", "Records made durable by this node's cache role."),
-    _counter("log_syncs_total", "Times the journal was synced; fewer than records when appends share one."),
-    _counter("fenced_appends_total", "Appends that a fence refused."),
-    _counter("failover_total", "Sessions moved, by what was replaced.", "kind"),
-    _counter("sessions_opened_total", "Sessions opened at this verifier."),
-    _counter("sessions_closed_total", "Sessions ended at this verifier, by outcome.", "outcome"),
-    # Cache tiers.
-    _counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
-    _counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache, by tier.", "tier"),
-    # Peers.
+    # Between roles.
     _counter("peer_calls_total", "Calls to other roles, by operation and end.", "operation", "outcome"),
     _counter("peer_requests_total", "Requests served to other roles.", "operation", "status"),
 )

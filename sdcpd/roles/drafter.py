@@ -311,8 +311,8 @@ class Drafter:
         with trio.CancelScope() as held.interruptible:
             outcome = await within(limit_s, partial(self._ports.peers.propose, machine.verifier, sent))
         held.interruptible = None
-        if outcome is None or machine.outstanding is not sent:
-            return  # an assignment or its end overtook this proposal
+        if outcome is None:
+            return  # an assignment or the end of this one overtook the proposal
         step = self._take(held, outcome)
         first_try = held.failures == 0
         wait_s = self._wait_s(held, step)

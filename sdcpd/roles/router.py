@@ -189,6 +189,7 @@ class Router:
         """Sessions in care, oldest first, then those that ended lately; instances by URI."""
         now = self._ports.clock.now()
         return RouterSnapshot(
+            in_care=len(self._sessions),
             sessions=(
                 *(describe_session(task, now) for task in self._sessions.values()),
                 *(ended.view for ended in self._ended.values()),

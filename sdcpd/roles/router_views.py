@@ -45,8 +45,10 @@ class KnownInstance(Struct, frozen=True, kw_only=True):
 
 
 class RouterSnapshot(Struct, frozen=True, kw_only=True):
-    """All sessions in care and those that ended lately, and all instances."""
+    """All sessions in care and those that ended lately, and all instances. `in_care` counts the former, those being
+    closed included: what counts against `max_sessions`."""
 
+    in_care: int
     sessions: tuple[RoutedSession, ...]
     instances: tuple[KnownInstance, ...]
 

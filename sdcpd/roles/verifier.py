@@ -31,6 +31,7 @@ from sdcpd.roles.hosted import Hosted
 from sdcpd.roles.load_meter import LoadMeter, measure_full_rows
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import Content, Engine, Peer, Ports
+from sdcpd.roles.reporter import Reporter
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.verify_loop import VerifyLoop
 from sdcpd.roles.waits import within
@@ -77,10 +78,20 @@ class VerifierSnapshot(Struct, frozen=True):
 
 
 class Verifier:
-    """Hosts sessions over one engine. `instance` is the role's base URI; `caches` are the origins it will read from."""
+    """Hosts sessions over one engine.
+
+    `instance` is the role's base URI; it reports to `routers` and uses the caches whose base URIs are `caches`.
+    """
 
     def __init__(
-        self, settings: VerifierSettings, ports: Ports, *, instance: str, caches: tuple[str, ...], boot: bytes
+        self,
+        settings: VerifierSettings,
+        ports: Ports,
+        *,
+        instance: str,
+        routers: tuple[str, ...],
+        caches: tuple[str, ...],
+        boot: bytes,
     ) -> None:
         assert ports.engine is not None
         self._settings = settings
@@ -95,6 +106,7 @@ class Verifier:
         self._waiters = 0
         self._meter = LoadMeter(full_rows=1)
         self._loop = VerifyLoop(settings, ports, self._engine, self._meter, self._open.values, self.load)
+        self._reporter = Reporter(routers, self.status, ports)
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -104,6 +116,7 @@ class Verifier:
             self._nursery = nursery
             nursery.start_soon(self._loop.run)
             nursery.start_soon(self._forget_ended)
+            await nursery.start(self._reporter.run)
             task_status.started()
 
     # Table 1 and decision 37
@@ -193,6 +206,11 @@ class Verifier:
         raise Overloaded("the end is not durable yet; come again", retry_after_s=1)
 
     # For the reporter, the router's placement and sdcpctl
+
+    @property
+    def accepted(self) -> bool:
+        """Some router has taken a status of ours that has not expired: the verifier is ready (decision 97)."""
+        return self._reporter.accepted
 
     def load(self) -> int:
         """Percent (decision 47)."""

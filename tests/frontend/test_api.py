@@ -7,11 +7,24 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from sdcpd.frontend.chat_template import ChatTemplate
 from sdcpd.frontend.exchange import ClientGone
 from sdcpd.frontend.settings import FrontendSettings
+from sdcpd.frontend.text import ModelText
 from sdcpd.protocol.terms import Action
 from sdcpd.roles.generation import GenerationRefused
-from tests.support.frontend import EOS, NOW, Answer, Step, call, make_world, model_text, page, tokens_of
+from tests.support.frontend import (
+    EOS,
+    NOW,
+    Answer,
+    Step,
+    call,
+    make_world,
+    metaspace_tokenizer,
+    model_text,
+    page,
+    tokens_of,
+)
 
 JSON = {"content-type": "application/json"}
 HELLO = [page(tokens_of("Hel")), page([*tokens_of("lo"), EOS], final=True)]
@@ -72,6 +85,15 @@ async def test_text_is_sent_when_it_is_committed(autojump_clock: MockClock) -> N
     world = make_world([1.0, page(tokens_of("a")), 2.0, page(tokens_of("b")), 3.0, page([], final=True)])
     answer = await world.complete(stream=True)
     assert [(round(at), data.count(b"data:")) for at, data in answer.chunks] == [(1, 1), (3, 1), (6, 2), (6, 0)]
+
+
+async def test_a_text_keeps_the_space_it_goes_on_with() -> None:
+    """Tokenizers of the sentencepiece kind drop a space at the start of a text: right for a chat, wrong here."""
+    tokenizer = metaspace_tokenizer()
+    text = ModelText("m", tokenizer, stop=(), template=ChatTemplate("a", {}))
+    world = make_world([page([tokenizer.get_vocab()["▁world"]], final=True)], text=text)
+    assert (await world.complete(prompt="a")).json["choices"][0]["text"] == " world"
+    assert (await world.chat()).json["choices"][0]["message"]["content"] == "world"
 
 
 async def test_a_streamed_text_with_usage() -> None:
@@ -184,6 +206,20 @@ async def test_a_refusal_after_a_long_wait_is_an_event(autojump_clock: MockClock
     assert answer.status == 200
     assert [event["error"]["code"] for event in answer.events] == ["overloaded"]
     assert answer.ended
+
+
+async def test_a_refusal_at_the_very_moment_of_a_comment(autojump_clock: MockClock) -> None:
+    """Whichever comes first: an answer with its status, or a stream with an event; never half of each."""
+    seen = set()
+    for _ in range(40):
+        world = make_world()
+        world.generations.enter_s = 10.0
+        world.generations.refusal = GenerationRefused("overloaded", "because")
+        answer = await world.chat(stream=True)
+        error = answer.error if answer.status == 503 else answer.events[-1]["error"]
+        assert (error["code"], answer.ended) == ("overloaded", True)
+        seen.add(answer.status)
+    assert 503 in seen
 
 
 @pytest.mark.parametrize(

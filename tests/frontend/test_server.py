@@ -18,7 +18,7 @@ import trio
 
 from sdcpd.frontend.server import Bound, FrontendServer, ListenFailed
 from sdcpd.frontend.settings import FrontendSettings
-from tests.support.frontend import EOS, Step, World, make_world, page, read_events, tokens_of
+from tests.support.frontend import EOS, Step, World, make_world, model_text, page, read_events, tokens_of
 from tests.support.ports import TrioClock
 
 HELLO = [page(tokens_of("Hel")), page([*tokens_of("lo"), EOS], final=True)]
@@ -42,10 +42,10 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(script: Sequence[Step] = (), **settings: Any) -> AsyncIterator[Served]:
+async def serving(script: Sequence[Step] = (), *, words: Sequence[str] = (), **settings: Any) -> AsyncIterator[Served]:
     """A server on a free port. All must be over in 20 s."""
     read = FrontendSettings(**(LOOPBACK | settings))
-    world = make_world(script, settings=read)
+    world = make_world(script, settings=read, text=model_text(words=words))
     server = FrontendServer(world.app, read, TrioClock())
     scope = trio.CancelScope()
     returned = trio.Event()
@@ -258,13 +258,34 @@ async def test_early_refusals_leave_the_connection_whole(version: int) -> None:
         assert (await client.post("/v1/completions", json=ASK)).status_code == 200
 
 
+async def test_a_body_without_end_costs_its_connection() -> None:
+    async with serving(max_body_bytes=1024) as served, await served.connect() as stream:
+        with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
+            await stream.send_all(post("/v1/completions", b"").replace(b"Length: 0", b"Length: 1000000000"))
+            while True:
+                await stream.send_all(b"x" * 10_000)
+        await check_alive(served)
+
+
+async def test_a_body_without_end_costs_its_connection_over_http_2() -> None:
+    async with serving(max_body_bytes=1024) as served, h2_client(served) as client:
+        number = await client.request("POST", "/v1/completions", b"", end=False)
+        for _ in range(2000):
+            client.state.send_data(number, b"x" * 10)
+        await client.flush()
+        with trio.fail_after(5), pytest.raises((AssertionError, trio.BrokenResourceError)):
+            await client.until(lambda: False)
+        assert client.statuses[number] == b"413"
+        await check_alive(served)
+
+
 async def raw(served: Served, octets: bytes) -> bytes:
     """All that comes back for these octets, until the server closes or has answered."""
     received = b""
     async with await served.connect() as stream:
         await stream.send_all(octets)
         try:
-            with trio.move_on_after(2):
+            with trio.move_on_after(0.5):
                 while piece := await stream.receive_some():
                     received += piece
                     if b"\r\n\r\n" in received:
@@ -276,6 +297,18 @@ async def raw(served: Served, octets: bytes) -> bytes:
 
 async def no_ascii_path(served: Served) -> None:
     await raw(served, b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+async def no_ascii_path_h2(served: Served) -> None:
+    async with await served.connect() as stream:
+        client = H2Client(stream)
+        client.state.config.header_encoding = False
+        client.state.initiate_connection()
+        headers = [(b":method", b"GET"), (b":path", b"/\xff"), (b":scheme", b"http"), (b":authority", b"x")]
+        client.state.send_headers(1, headers, end_stream=True)
+        with contextlib.suppress(AssertionError, trio.BrokenResourceError):
+            await client.flush()
+            await client.until(lambda: False)
 
 
 async def no_http(served: Served) -> None:
@@ -317,7 +350,16 @@ async def data_after_the_answer(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "misbehave",
-    [no_ascii_path, no_http, huge_head, broken_frames, websocket, connect_method, data_after_the_answer],
+    [
+        no_ascii_path,
+        no_ascii_path_h2,
+        no_http,
+        huge_head,
+        broken_frames,
+        websocket,
+        connect_method,
+        data_after_the_answer,
+    ],
 )
 async def test_one_client_cannot_harm_the_others(misbehave: Callable[[Served], Awaitable[None]]) -> None:
     async with serving([page(tokens_of("a")), "hang"], body_timeout_s=0.5) as served, h2_client(served) as other:
@@ -330,18 +372,28 @@ async def test_one_client_cannot_harm_the_others(misbehave: Callable[[Served], A
         await check_alive(served)
 
 
+FLOOD: list[Step] = [page([258] * 16) for _ in range(120)]
+"""Of a word of 4096 letters: more than the buffers between two sockets hold."""
+
+
+async def take_nothing(served: Served) -> trio.SocketStream:
+    """Ask for a stream, never read it."""
+    connection = trio.socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await connection.connect((served.bound.host, served.bound.port))
+    stream = trio.SocketStream(connection)
+    await stream.send_all(post("/v1/completions", json.dumps(ASK | {"stream": True}).encode()))
+    return stream
+
+
 async def test_a_client_that_takes_nothing_is_dropped() -> None:
     """hypercorn would wait for it for ever, shielded from cancellation."""
-    script: list[Step] = [page(tokens_of("x" * 4096)) for _ in range(2000)]
-    async with serving([*script, "hang"], stalled_client_timeout_s=0.3) as served:
-        connection = trio.socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        await connection.connect((served.bound.host, served.bound.port))
-        await connection.send(post("/v1/completions", json.dumps(ASK | {"stream": True}).encode()))
+    async with serving([*FLOOD, "hang"], words=["x" * 4096], stalled_client_timeout_s=0.3) as served:
+        stuck = await take_nothing(served)
         await served.world.generations.wait_open(1)
         with trio.fail_after(5):
             await served.world.generations.wait_open(0)
-        connection.close()
+        await stuck.aclose()
 
 
 async def test_connections_over_the_limit_are_closed() -> None:
@@ -388,12 +440,10 @@ async def test_a_stop_lets_running_answers_finish() -> None:
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 async def test_an_end_is_bounded_whatever_clients_do(how: str) -> None:
     """One client waits for an answer that does not come, one takes nothing of its stream."""
-    flood: list[Step] = [page(tokens_of("x" * 4096)) for _ in range(2000)]
-    async with serving([*flood, "hang"], grace_s=0.2) as served:
+    async with serving([*FLOOD, "hang"], words=["x" * 4096], grace_s=0.2) as served:
         waiting = await served.connect()
         await waiting.send_all(ASK_REQUEST)
-        stuck = await served.connect()
-        await stuck.send_all(post("/v1/completions", json.dumps(ASK | {"stream": True}).encode()))
+        stuck = await take_nothing(served)
         await served.world.generations.wait_open(2)
         await trio.testing.wait_all_tasks_blocked(0.1)
         if how == "stop":

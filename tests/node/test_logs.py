@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from sdcpd.node.logs import USER_DATA_KEYS, LogSettings, configure_logs, hypercorn_logger, wants_json
+from sdcpd.node.logs import USER_DATA_KEYS, LogSettings, configure_logs, library_logger, wants_json
 
 
 class Terminal(io.StringIO):
@@ -88,6 +88,6 @@ def test_a_traceback_shows_no_local_values(form: str) -> None:
 def test_library_loggers_share_the_form() -> None:
     out = io.StringIO()
     configure_logs(LogSettings(format="json"), out)
-    hypercorn_logger().error("no such %s", "thing")
+    library_logger().error("no such %s", "thing")
     line = json.loads(out.getvalue())
     assert (line["event"], line["level"]) == ("no such thing", "error")

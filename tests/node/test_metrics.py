@@ -1,6 +1,9 @@
 """Names, labels and gauges of /metrics."""
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,6 +28,35 @@ def test_names_follow_the_conventions() -> None:
         assert metric.help.endswith(".")
     for stem in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"):
         assert f"spec_decode_{stem}_total" in names
+
+
+def calls() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """Place, method, name and labels of each call of a Meters in the source."""
+    package = Path(__file__).parents[2] / "sdcpd"
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            owner, method = ast.unparse(node.func.value), node.func.attr
+            if method not in ("count", "observe") or owner.rpartition(".")[2].lstrip("_") != "meters":
+                continue
+            name = node.args[0]
+            assert isinstance(name, ast.Constant), f"{path}:{node.lineno}: the name is to be seen by grep"
+            assert isinstance(name.value, str)
+            labels = tuple(sorted(keyword.arg or "**" for keyword in node.keywords))
+            yield f"{path.name}:{node.lineno}", method, name.value, labels
+
+
+def test_the_roles_feed_exactly_what_is_declared() -> None:
+    """An undeclared name would end the node when it is first counted; one that nobody feeds is a lie at zero."""
+    declared = {metric.name: (metric.kind, tuple(sorted(metric.labels))) for metric in METRICS}
+    kinds = {"count": "counter", "observe": "histogram"}
+    fed = set()
+    for place, method, name, labels in calls():
+        assert name in declared, f"{place}: {name} is not in node/metrics.py"
+        assert declared[name] == (kinds[method], labels), place
+        fed.add(name)
+    assert set(declared) - fed == set()
 
 
 def test_counting_and_observing() -> None:

@@ -165,7 +165,7 @@ def check_invariants(machine: DraftSession) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_any_input_in_any_state_yields_a_step_or_a_problem(data: st.DataObject) -> None:
     draw = data.draw
     machine = session(seq=draw(st.sampled_from((UNSET, 1))))

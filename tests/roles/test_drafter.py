@@ -1,10 +1,9 @@
 """The drafter role in virtual time, against small verifiers that lose, refuse and hang (draft 6.1, 6.2; 36, 44, 45)."""
 
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
@@ -14,163 +13,32 @@ from trio.testing import MockClock
 
 from sdcpd.drafting.lookup_source import LookupSource
 from sdcpd.drafting.settings import LookupSettings
-from sdcpd.drafting.source import Draft, DraftSource
-from sdcpd.protocol.draft_session import Identity
+from sdcpd.drafting.source import Draft
 from sdcpd.protocol.encoding import encode, encode_tokens
-from sdcpd.protocol.messages import Assignment, Contract, Proposal, SessionState, Status, Verdict
+from sdcpd.protocol.messages import Assignment, Contract, Proposal, SessionState, Verdict
 from sdcpd.protocol.problems import BadContract, Forbidden, IllFormed, Overloaded, Problem, StaleEpoch
 from sdcpd.protocol.terms import Action
-from sdcpd.roles.drafter import Drafter
-from sdcpd.roles.drafter_settings import DrafterSettings
-from sdcpd.roles.ports import Done, Peer, Peers, Ports, Refusal, Unreachable
+from sdcpd.roles.ports import Refusal
+from tests.support.drafter_world import (
+    IDENTITY,
+    OTHER_VERIFIER,
+    PROMPT,
+    ROUTER_PEER,
+    TOKENS,
+    VOCABULARY,
+    Answer,
+    idle,
+    of_state,
+    running,
+)
 from tests.support.messages import (
     CACHE,
     DRAFTER,
     OTHER_DRAFTER,
-    ROUTER,
     SESSION,
     TOKENIZER,
-    assignment,
-    contract,
 )
-from tests.support.ports import CountingMeters, InlineWorkers, MemoryLogs, SeededRandomness, TrioClock
 from tests.support.tiny_verifier import TinyVerifier
-
-ROUTER_PEER = Peer(uri=ROUTER, role="router")
-PROMPT = (1, 1, 1)
-VOCABULARY = 12
-"""Few tokens, so that the toy text runs into a loop soon."""
-OTHER_VERIFIER = "https://w.example/verifier/"
-IDENTITY = Identity(instance=DRAFTER, model=b"\x07" * 32, tokenizer=TOKENIZER, vocabulary=VOCABULARY)
-TOKENS = f"{CACHE}v1/s/-/o/AAECAwQFBgcICQoLDA0ODw/1/3/tokens"
-
-Answer = Verdict | Refusal | Unreachable
-Script = Callable[[Proposal], Answer | str | None]
-
-
-class Cluster:
-    """The peers of one drafter. Every session lives at a TinyVerifier; `script` may answer in its place.
-
-    A script returns an answer, "lost" (not delivered, no answer), "unanswered" (delivered, no answer), "hang", or None
-    for the verifier's own answer.
-    """
-
-    def __init__(self) -> None:
-        self.verifiers: dict[bytes, TinyVerifier] = {}
-        self.script: Script = lambda _: None
-        self.sent: list[tuple[float, str, Proposal]] = []
-        self.statuses: list[tuple[float, Status]] = []
-        self.out: dict[bytes, int] = {}
-        self.round_s = 0.01
-
-    async def propose(self, verifier: str, message: Proposal) -> Answer:
-        self.sent.append((trio.current_time(), verifier, message))
-        self.out[message.session] = self.out.get(message.session, 0) + 1
-        assert self.out[message.session] == 1, "two outstanding proposals"
-        try:
-            return await self._answer(message)
-        finally:
-            self.out[message.session] -= 1
-
-    async def _answer(self, message: Proposal) -> Answer:
-        await trio.sleep(self.round_s)
-        scripted = self.script(message)
-        if scripted == "hang":
-            await trio.sleep_forever()
-        if scripted == "lost":
-            return Unreachable(reason="lost")
-        if scripted is not None and not isinstance(scripted, str):
-            return scripted
-        try:
-            verdict = self.verifiers[message.session].answer(message)
-        except Problem as problem:
-            return refusal(problem)
-        return Unreachable(reason="no answer") if scripted == "unanswered" else verdict
-
-    async def report_status(self, router: str, message: Status) -> Done:
-        self.statuses.append((trio.current_time(), message))
-        return Done()
-
-    def add(self, session: bytes = SESSION, **changes: Any) -> tuple[TinyVerifier, Assignment]:
-        """Open a session and name the drafter; the assignment is still to be delivered."""
-        terms = contract(**({"max_new": 40} | changes))
-        verifier = TinyVerifier(terms, PROMPT, session=session, vocabulary=VOCABULARY)
-        self.verifiers[session] = verifier
-        message = of_state(verifier)
-        verifier.name(message)
-        return verifier, message
-
-
-def refusal(problem: Problem) -> Refusal:
-    return Refusal(problem.status, problem.suffix, problem.detail, problem.state, problem.retry_after_s, problem.m_cap)
-
-
-def of_state(of: TinyVerifier, **changes: Any) -> Assignment:
-    """The assignment a router would send now."""
-    values: dict[str, Any] = {
-        "session": of.session,
-        "epoch": of.epoch,
-        "contract": of.contract,
-        "round": of.round,
-        "committed": len(of.tokens),
-        "digest": of.digest,
-        "seq": 1,
-    }
-    return assignment(**(values | changes))
-
-
-class World:
-    def __init__(self, source: DraftSource | None = None, **settings: Any) -> None:
-        self.cluster = Cluster()
-        self.objects = MemoryLogs()
-        self.meters = CountingMeters()
-        self.ports = Ports(
-            clock=TrioClock(),
-            randomness=SeededRandomness(),
-            workers=InlineWorkers(),
-            meters=self.meters,
-            peers=cast(Peers, self.cluster),
-            objects=self.objects,
-        )
-        self.source = source or LookupSource(LookupSettings())
-        self.drafter = Drafter(
-            DrafterSettings(**settings),
-            self.ports,
-            identity=IDENTITY,
-            source=self.source,
-            routers=(ROUTER,),
-            caches=(CACHE,),
-            boot=b"b" * 16,
-        )
-
-    async def assign(self, message: Assignment) -> None:
-        await self.drafter.assign(ROUTER_PEER, message)
-
-    @property
-    def rounds_sent(self) -> list[int]:
-        return [message.round for _, _, message in self.cluster.sent]
-
-    def declined(self) -> tuple[bytes, ...]:
-        last = self.cluster.statuses[-1][1].declined
-        return () if last is UNSET else last
-
-
-@asynccontextmanager
-async def running(source: DraftSource | None = None, **settings: Any) -> AsyncIterator[World]:
-    world = World(source, **settings)
-    with trio.fail_after(1000):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(world.drafter.run)
-            yield world
-            nursery.cancel_scope.cancel()
-
-
-async def idle(world: World, limit_s: float = 300.0) -> None:
-    """Wait until nothing is drafted any more."""
-    with trio.fail_after(limit_s):
-        while world.drafter.snapshot().sessions:  # noqa: ASYNC110 the role tells nobody, and virtual time is free
-            await trio.sleep(0.01)
-
 
 # Whole sessions
 
@@ -314,6 +182,36 @@ async def test_prompt_and_committed_tokens_by_reference(autojump_clock: MockCloc
         await world.assign(message)
         await idle(world)
         assert verifier.closed
+
+
+async def test_what_happens_during_a_fetch_is_seen_after_it(autojump_clock: MockClock) -> None:
+    async with running(max_sessions=1) as world:
+        world.objects.objects = {TOKENS: encode_tokens(PROMPT)}
+        world.objects.fetch_s = 1.0
+        world.cluster.script = lambda _: "hang"
+        first, _ = world.cluster.add()
+        second, _ = world.cluster.add(b"2" * 16)
+        ends: list[str] = []
+
+        async def assign(message: Assignment) -> None:
+            try:
+                await world.assign(message)
+            except Problem as problem:
+                ends.append(type(problem).__name__)
+            else:
+                ends.append("taken")
+
+        async with trio.open_nursery() as nursery:
+            for message in (
+                of_state(first, prompt=TOKENS),
+                of_state(first, prompt=TOKENS),
+                of_state(second, prompt=TOKENS),
+            ):
+                nursery.start_soon(assign, message)
+                await trio.sleep(0.1)
+        assert ends == ["taken", "taken", "Overloaded"]
+        await trio.sleep(1)
+        assert [message.session for _, _, message in world.cluster.sent] == [SESSION]
 
 
 async def test_references_are_read_only_from_known_caches_within_the_scope(autojump_clock: MockClock) -> None:
@@ -512,18 +410,40 @@ async def test_a_drafter_with_nothing_to_say_declines(autojump_clock: MockClock)
         assert world.declined() == (SESSION,)
 
 
-class Rewound(LookupSource):
-    """Counts how often contexts are opened."""
+class Recording(LookupSource):
+    """Keeps what it was told: one list of tokens a context."""
 
-    opened = 0
+    def __init__(self) -> None:
+        super().__init__(LookupSettings())
+        self.contexts: list[list[int]] = []
 
-    def open(self, session: bytes, prompt: Any) -> None:
-        self.opened += 1
+    def open(self, session: bytes, prompt: Sequence[int]) -> None:
+        self.contexts.append(list(prompt))
         super().open(session, prompt)
+
+    def extend(self, session: bytes, committed: Sequence[int]) -> None:
+        self.contexts[-1] += committed
+        super().extend(session, committed)
+
+    def check(self, verifier: TinyVerifier) -> None:
+        """Each committed token once and in order, but for those of the last verdict, which nothing follows."""
+        told, committed = self.contexts[-1], [*PROMPT, *verifier.tokens]
+        assert told == committed[: len(told)]
+        assert len(committed) - len(told) == len(verifier.verdicts[verifier.round].emitted)
+
+
+async def test_the_source_is_told_each_committed_token_once(autojump_clock: MockClock) -> None:
+    source = Recording()
+    async with running(source) as world:
+        verifier, message = world.cluster.add()
+        await world.assign(message)
+        await idle(world)
+        assert len(source.contexts) == 1
+        source.check(verifier)
 
 
 async def test_the_source_follows_a_session_that_loses_tokens(autojump_clock: MockClock) -> None:
-    source = Rewound(LookupSettings())
+    source = Recording()
     async with running(source) as world:
         verifier, message = world.cluster.add()
         world.cluster.script = lambda sent: "hang" if sent.epoch == 1 and sent.round > 4 else None
@@ -536,7 +456,8 @@ async def test_the_source_follows_a_session_that_loses_tokens(autojump_clock: Mo
         await world.assign(of_state(verifier, seq=2, committed_tokens=TOKENS))
         await idle(world)
         assert verifier.tokens == verifier_truth(verifier.contract)
-        assert source.opened == 2
+        assert len(source.contexts) == 2
+        source.check(verifier)
 
 
 def verifier_truth(terms: Contract) -> tuple[int, ...]:

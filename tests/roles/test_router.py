@@ -249,7 +249,7 @@ class Cluster:
                 continue
             seq = one.seq
             await trio.sleep(ROUND_S)
-            if one.ended or one.seq != seq or verifier in self.mute:
+            if (self._pace(one), one.seq) != (step, seq) or verifier in self.mute:
                 continue
             one.tokens += goal[len(one.tokens) :][:step]
             one.round += 1
@@ -361,16 +361,12 @@ class Stand:
     async def settled(self, within_s: float) -> None:
         """Nothing of any session is left at the router."""
         with trio.fail_after(within_s):
-            while any(not is_over(one) for one in self.router.snapshot().sessions):  # noqa: ASYNC110 - no event for it
+            while self.router.snapshot().in_care:  # noqa: ASYNC110 - no event for it
                 await trio.sleep(0.05)
 
     def only(self) -> RoutedSession:
         (one,) = self.router.snapshot().sessions
         return one
-
-
-def is_over(one: RoutedSession) -> bool:
-    return one.state in ("finished", "failed", "cancelled")
 
 
 async def collect(generation: Generation) -> tuple[tuple[int, ...], Output]:

@@ -112,7 +112,9 @@ async def running(engine_options: dict[str, Any] | None = None, **settings: Any)
         objects=logs,
         engine=engine,
     )
-    verifier = Verifier(VerifierSettings(**settings), ports, instance=VERIFIER, caches=(CACHE,), boot=bytes(16))
+    verifier = Verifier(
+        VerifierSettings(**settings), ports, instance=VERIFIER, routers=(ROUTER,), caches=(CACHE,), boot=bytes(16)
+    )
     with trio.fail_after(10_000):
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda task_status: verifier.run(task_status=task_status))

@@ -270,7 +270,6 @@ async def call(
     headers: Mapping[str, str] | None = None,
     leave: trio.Event | None = None,
     answer: Answer | None = None,
-    state: Mapping[str, Any] | None = None,
 ) -> Answer:
     """One request. `leave`: the client hangs up when it is set. `pieces`: the body in that many messages."""
     answer = answer if answer is not None else Answer()
@@ -301,7 +300,6 @@ async def call(
         "method": method,
         "path": path,
         "headers": [(name.encode(), value.encode()) for name, value in shown.items()],
-        "state": dict(state or {}),
     }
     await app(scope, receive, send)
     return answer

@@ -7,7 +7,7 @@ from typing import TypeVar
 import trio
 
 from sdcpd.protocol.commit_log import CommitRecord, FenceRecord, log_tag, read_records
-from sdcpd.protocol.messages import Event
+from sdcpd.protocol.messages import Event, Status
 from sdcpd.roles.ports import (
     Appended,
     AppendOutcome,
@@ -113,10 +113,13 @@ class MemoryLogs(Objects):
 
 
 class RecordedPeers:
-    """Takes events; everything else is not called by a verifier."""
+    """Takes events and statuses; everything else is not called by a verifier."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+
+    async def report_status(self, router: str, message: Status) -> Done:
+        return Done()
 
     async def report_event(self, router: str, message: Event) -> Done:
         self.events.append(message)

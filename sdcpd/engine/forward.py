@@ -1,0 +1,184 @@
+"""The engine: a model, its page pool and the sequences in it, behind calls that block.
+
+A session's life here: `open_sequence` gives a handle; before each pass `reserve` makes sure of pages; `plan` turns the
+spans of many sessions into one `Batch`; `run` computes it; after a rejection `truncate` takes back what was proposed in
+vain; `close_sequence` frees the pages. Valid keys and values are always those of the committed tokens but the last.
+
+Threads. All calls but `run` are bookkeeping in plain Python, touch no tensor and belong to one thread (the event
+loop's). `run` blocks for the length of a pass and belongs to one worker thread, always the same one: torch's thread
+pool is bound to the thread that calls it, and a second caller would make a second pool on the same cores. Batches are
+run in the order they were planned, each exactly once. While one runs, the next may be planned, and sequences may be
+truncated and closed: their pages can only serve passes that are planned later, and therefore run later.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from sdcpd.cache.gpu_tier import PagePool
+from sdcpd.engine.attention import read_segment
+from sdcpd.engine.batch import Batch, plan_batch
+from sdcpd.engine.block_tables import BlockTable
+from sdcpd.engine.device import DTYPES, choose, free_bytes
+from sdcpd.engine.model import Decoder
+from sdcpd.engine.model_config import ModelConfig, ModelRefused, read_model_config
+from sdcpd.engine.model_digest import target_digest, tokenizer_digest
+from sdcpd.engine.settings import EngineSettings
+from sdcpd.engine.spans import EngineInfo, Row, Span
+from sdcpd.engine.target_rows import read_rows
+from sdcpd.engine.weights import load_weights
+
+Progress = Callable[[str, float], None]
+"""Told the step ("digest", "weights", "warm-up") and the fraction of it that is done."""
+
+_WARM_UP_TOKENS: Final = 8
+
+
+class Engine:
+    """A loaded model. See the module for who may call what from where."""
+
+    def __init__(self, info: EngineInfo, decoder: Decoder, pool: PagePool, device: torch.device, threads: int) -> None:
+        self.info = info
+        self.pool = pool
+        self._decoder = decoder
+        self._device = device
+        self._threads = threads or torch.get_num_threads()
+        self._tables: dict[int, BlockTable] = {}
+        self._next_sequence = 0
+
+    @classmethod
+    def load(
+        cls, settings: EngineSettings, progress: Progress | None = None, digest_cache: Path | None = None
+    ) -> "Engine":
+        """Read a model and run one pass. Blocks for seconds or minutes. Raises ModelRefused.
+
+        `digest_cache` is a folder where hashes of weight files are kept.
+        """
+        tell: Progress = progress or (lambda _step, _fraction: None)
+        folder = Path(settings.model)
+        config = read_model_config(folder, settings.context_tokens)
+        device, dtype = choose(settings)
+        tokenizer = tokenizer_digest(folder)
+        model = target_digest(folder, config, dtype, digest_cache, lambda fraction: tell("digest", fraction))
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        weights = load_weights(folder, config, device, DTYPES[dtype], lambda fraction: tell("weights", fraction))
+        pool = _make_pool(settings, config, device, DTYPES[dtype])
+        info = EngineInfo(
+            model=model,
+            tokenizer=tokenizer,
+            vocabulary=config.vocabulary,
+            context_tokens=config.context_tokens,
+            page_tokens=pool.page_tokens,
+            pages=pool.pages,
+            dtype=dtype,
+            device=device.type,
+        )
+        engine = cls(info, Decoder(config, weights, device, DTYPES[dtype]), pool, device, settings.threads)
+        tell("warm-up", 0.0)
+        engine._warm_up()
+        tell("warm-up", 1.0)
+        return engine
+
+    def _warm_up(self) -> None:
+        """One pass, so that the first request pays for no lazy initialisation and a broken set-up shows now."""
+        sequence = self.open_sequence()
+        count = min(_WARM_UP_TOKENS, self.info.context_tokens, self.info.page_tokens)
+        reserved = self.reserve(sequence, count)
+        assert reserved, "the pool is empty but for us"
+        self.run(self.plan([Span(sequence=sequence, tokens=(0,) * count, start=0, rows=1)]))
+        self.close_sequence(sequence)
+
+    @property
+    def free_pages(self) -> int:
+        return self.pool.free_pages
+
+    def open_sequence(self) -> int:
+        """A new sequence without pages. Handles are never used twice."""
+        sequence = self._next_sequence
+        self._next_sequence += 1
+        self._tables[sequence] = BlockTable(self.pool)
+        return sequence
+
+    def close_sequence(self, sequence: int) -> None:
+        """Give the sequence's pages back."""
+        self._tables.pop(sequence).close()
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Keep the first `length` valid positions; pages wholly past them go back."""
+        self._tables[sequence].truncate(length)
+
+    def reserve(self, sequence: int, length: int) -> bool:
+        """Make sure of pages for `length` positions. False, and nothing changed, when too few are free."""
+        assert length <= self.info.context_tokens, "callers clamp to the context"
+        return self._tables[sequence].reserve(length)
+
+    def valid_tokens(self, sequence: int) -> int:
+        """Positions of the sequence whose keys and values are valid, counting planned passes."""
+        return self._tables[sequence].length
+
+    def plan(self, spans: Sequence[Span]) -> Batch:
+        """Turn spans into one pass. See `plan_batch` for what callers owe."""
+        assert all(span.start + len(span.tokens) <= self.info.context_tokens for span in spans), "callers clamp"
+        return plan_batch(spans, self._tables, self.pool, self.info.vocabulary)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> list[tuple[Row, ...]]:
+        """Compute a planned pass: for each span, in order, its wanted rows. In the worker thread."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        decoder, pool = self._decoder, self.pool.slots
+        slots = self._tensor(batch.slots)
+        readings = [read_segment(segment, decoder.groups, self.pool.page_tokens, pool) for segment in batch.segments]
+        states = decoder.hidden_states(self._tensor(batch.tokens), self._tensor(batch.positions), slots, readings, pool)
+        self._quarantine(batch, slots)
+        rows: list[Row] = []
+        if batch.wanted:
+            wanted = states if len(batch.wanted) == len(states) else states[self._tensor(batch.wanted)]
+            rows = read_rows(decoder.logits(wanted))
+        answers: list[tuple[Row, ...]] = []
+        for segment, count in zip(batch.segments, batch.row_counts, strict=True):
+            own, rows = rows[:count], rows[count:]
+            if segment.table.poisoned:
+                own = [Row(token=0, margin=0.0, finite=False)] * count
+            answers.append(tuple(own))
+        return answers
+
+    def _quarantine(self, batch: Batch, slots: torch.Tensor) -> None:
+        """Keep the pool finite: other keys and values would reach others through masked slots (0 times NaN is NaN).
+
+        A sequence that wrote such is poisoned (none of its rows is finite from now on), and what it wrote is cleared.
+        """
+        pool = self.pool.slots
+        sums = pool.index_select(3, slots).sum(dim=(0, 1, 2, 4), dtype=torch.float32)
+        finite: list[bool] = sums.isfinite().tolist()
+        if all(finite):
+            return
+        for segment in batch.segments:
+            end = segment.first + segment.count
+            if not all(finite[segment.first : end]):
+                segment.table.poisoned = True
+                pool[:, :, :, slots[segment.first : end]] = 0
+
+    def _tensor(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+
+def _make_pool(settings: EngineSettings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> PagePool:
+    """As many pages as the settings allow. Called when the weights are loaded, so that what is free is free."""
+    shape = {"layers": config.layers, "kv_heads": config.kv_heads, "head_dim": config.head_dim}
+    page = PagePool.page_bytes(page_tokens=settings.page_tokens, dtype=dtype, **shape)
+    size, source = settings.kv_cache_bytes, "kv_cache_bytes"
+    if size is None:
+        size, source = int(free_bytes(device) * settings.kv_cache_share), "kv_cache_share of the free memory"
+    if size < page:
+        raise ModelRefused(
+            f"{source} is {size} bytes, but one page of {settings.page_tokens} tokens takes {page}. Allow more memory "
+            "or set a smaller page_tokens."
+        )
+    try:
+        return PagePool(pages=size // page, page_tokens=settings.page_tokens, dtype=dtype, device=device, **shape)
+    except RuntimeError as error:
+        raise ModelRefused(f"the page pool of {size} bytes cannot be had: {error}. Lower {source}.") from error

@@ -1,0 +1,27 @@
+"""What an operator may set about a model pass (no torch here, so that configuration is read without it)."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+
+class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model on one device.
+
+    `model` is a Hugging Face folder. "auto" takes a CUDA device when there is one, and bf16 where that is fast (CUDA,
+    CPUs with AVX-512), else fp32: `device.py` decides, and the outcome is part of the target digest.
+
+    `kv_cache_bytes` is the size of the page pool; without it the pool takes `kv_cache_share` of the memory that is
+    free once the weights are loaded. `page_tokens` is the size of a page and later of a cache block (a multiple of 16
+    keeps pages aligned for the kernels). `context_tokens` lowers the model's own limit. `threads` 0 leaves torch's
+    own choice, one a core.
+    """
+
+    model: Annotated[str, Meta(min_length=1)]
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    kv_cache_bytes: Annotated[int, Meta(ge=1)] | None = None
+    kv_cache_share: Annotated[float, Meta(gt=0, le=0.95)] = 0.5
+    page_tokens: Annotated[int, Meta(ge=16, le=1024, multiple_of=16)] = 64
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    context_tokens: Annotated[int, Meta(ge=1)] | None = None

@@ -1,0 +1,176 @@
+"""Weights from safetensors files into the tensors the forward pass uses.
+
+Each parameter has one place and must be put there exactly once: a missing, doubled, unknown or misshapen tensor is
+refused by name. A loader that fills what it finds and says nothing gives a server that is healthy and talks garbage.
+
+Projections that read the same input are stored as one matrix: q, k, v below each other, and gate and up. That is one
+product instead of three or two, and nothing else changes.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sdcpd.engine.linear import Linear, can_pack
+from sdcpd.engine.model_config import ModelConfig, ModelRefused
+from sdcpd.engine.model_digest import weight_files
+
+_NO_PARAMETER: Final = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|original_inv_freq)")
+"""Tensors that old checkpoints carry although they follow from config.json."""
+
+_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+_NAMES_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer. `qk_norm` [2, head_dim] (for q, for k) or None."""
+
+    input_norm: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None
+    o: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A whole model. `embedding` [vocabulary, hidden]."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Linear
+
+
+class _Places:
+    """Where each named tensor of the checkpoint goes. Views share memory with the fused tensors they are part of."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self.by_name: dict[str, Tensor] = {}
+
+    def add(self, name: str, *shape: int) -> Tensor:
+        return self.stacked({name: shape[0]}, *shape[1:])
+
+    def stacked(self, heights: dict[str, int], *rest: int) -> Tensor:
+        """One tensor [sum of heights, *rest]; the named ones lie in it from top to bottom."""
+        whole = torch.empty((sum(heights.values()), *rest), dtype=self._dtype, device=self._device)
+        top = 0
+        for name, height in heights.items():
+            self.by_name[name] = whole[top : top + height]
+            top += height
+        return whole
+
+    def rows(self, names: list[str], width: int) -> Tensor:
+        """One tensor [names, width] whose rows are the named vectors."""
+        whole = torch.empty((len(names), width), dtype=self._dtype, device=self._device)
+        self.by_name.update(zip(names, whole, strict=True))
+        return whole
+
+
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[float], None] | None = None,
+) -> Weights:
+    """Read, cast to `dtype` and place all weights; pack them where that is possible. Raises ModelRefused."""
+    places = _Places(device, dtype)
+    embedding = places.add("model.embed_tokens.weight", config.vocabulary, config.hidden)
+    head = embedding if config.tied else places.add("lm_head.weight", config.vocabulary, config.hidden)
+    weights = Weights(
+        embedding=embedding,
+        layers=tuple(_layer(places, config, f"model.layers.{number}") for number in range(config.layers)),
+        norm=places.add("model.norm.weight", config.hidden),
+        head=Linear(head, None),
+    )
+    _fill(folder, config, places.by_name, progress)
+    if can_pack(device, dtype):
+        weights.head.pack()
+        for layer in weights.layers:
+            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+                linear.pack()
+    return weights
+
+
+def _layer(places: _Places, config: ModelConfig, prefix: str) -> LayerWeights:
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    fused = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+    gate_up = {"gate_proj": config.intermediate, "up_proj": config.intermediate}
+
+    def linear(parent: str, heights: dict[str, int], width: int, biased: bool) -> Linear:
+        weight = places.stacked({f"{parent}.{name}.weight": height for name, height in heights.items()}, width)
+        if not biased:
+            return Linear(weight, None)
+        return Linear(weight, places.stacked({f"{parent}.{name}.bias": height for name, height in heights.items()}))
+
+    return LayerWeights(
+        input_norm=places.add(f"{prefix}.input_layernorm.weight", config.hidden),
+        qkv=linear(attention, fused, config.hidden, config.qkv_bias),
+        qk_norm=places.rows([f"{attention}.q_norm.weight", f"{attention}.k_norm.weight"], config.head_dim)
+        if config.qk_norm
+        else None,
+        o=linear(attention, {"o_proj": config.hidden}, query, config.o_bias),
+        post_norm=places.add(f"{prefix}.post_attention_layernorm.weight", config.hidden),
+        gate_up=linear(mlp, gate_up, config.hidden, config.mlp_bias),
+        down=linear(mlp, {"down_proj": config.hidden}, config.intermediate, config.mlp_bias),
+    )
+
+
+def _fill(
+    folder: Path, config: ModelConfig, places: dict[str, Tensor], progress: Callable[[float], None] | None
+) -> None:
+    """Copy every tensor of the checkpoint to its place."""
+    filled: set[str] = set()
+    unknown: list[str] = []
+    for file in weight_files(folder):
+        try:
+            with safe_open(folder / file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  # not a dict: it has no iterator
+                    if name in filled:
+                        raise ModelRefused(f"{folder / file}: {name} is in two files. Fetch the model again.")
+                    if name in places:
+                        _put(folder / file, name, tensors.get_tensor(name), places[name])
+                        filled.add(name)
+                    elif not (_NO_PARAMETER.fullmatch(name) or (config.tied and name == "lm_head.weight")):
+                        unknown.append(name)
+                    if progress is not None:
+                        progress(len(filled) / len(places))
+        except (SafetensorError, OSError) as error:
+            raise ModelRefused(f"{folder / file} cannot be read: {error}. Fetch the model again.") from error
+    if unknown:
+        raise ModelRefused(
+            f"{folder}: the weights hold tensors that a {config.family} model does not have: {_some(unknown)}. Is "
+            "config.json that of these weights? (Adapters must be merged first.)"
+        )
+    if missing := [name for name in places if name not in filled]:
+        hint = " config.json says tie_word_embeddings = false." if "lm_head.weight" in missing else ""
+        raise ModelRefused(f"{folder}: the weights lack {_some(missing)}.{hint} Fetch the model again.")
+
+
+def _put(file: Path, name: str, tensor: Tensor, place: Tensor) -> None:
+    if tensor.dtype not in _DTYPES:
+        raise ModelRefused(f"{file}: {name} is {tensor.dtype}; use the model's bf16, fp16 or fp32 checkpoint.")
+    if tensor.shape != place.shape:
+        raise ModelRefused(
+            f"{file}: {name} has the shape {list(tensor.shape)}, but config.json asks for {list(place.shape)}. Is "
+            "config.json that of these weights?"
+        )
+    place.copy_(tensor)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"

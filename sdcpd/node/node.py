@@ -1,0 +1,263 @@
+"""One node: its roles built over their ports, started and stopped in order.
+
+Roles talk inside the process, through the same encoding and dispatch as on a wire. What the node takes from the
+operating system comes in as a `World`, so that a test may run the whole of it with another engine or draft source.
+
+A part that fails takes the node down: the exception leaves `run`, and the service manager starts a fresh process. What
+an operator can mend (a model that is no model, a port in use) is raised as NotStarted before anything serves.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+import trio
+from msgspec import Struct
+
+from sdcpd import __version__
+from sdcpd.cache.files import Files, StateInUse
+from sdcpd.drafting.settings import method_digest
+from sdcpd.drafting.source import DraftSource
+from sdcpd.edge.admin import Admin, SocketRefused, bind_admin_socket, serve_admin
+from sdcpd.edge.dispatch import (
+    Dispatcher,
+    cache_dispatcher,
+    drafter_dispatcher,
+    router_dispatcher,
+    verifier_dispatcher,
+)
+from sdcpd.edge.objects import ObjectClient
+from sdcpd.edge.peers import PeerClient
+from sdcpd.edge.transport import LoopbackNetwork
+from sdcpd.engine.model_config import ModelRefused
+from sdcpd.engine.model_digest import tokenizer_digest
+from sdcpd.frontend.api import FrontendApp
+from sdcpd.frontend.ports import FrontendPorts
+from sdcpd.frontend.server import FrontendServer, ListenFailed
+from sdcpd.frontend.text import ModelFolderUnusable, ModelText, load_model_text
+from sdcpd.node.config import Config, RoleName
+from sdcpd.node.logs import library_logger
+from sdcpd.node.metrics import Gauge, RegistryMeters
+from sdcpd.node.notify import Notifier
+from sdcpd.node.stages import Stages
+from sdcpd.protocol.draft_session import Identity
+from sdcpd.roles.cache import Cache
+from sdcpd.roles.drafter import Drafter
+from sdcpd.roles.ports import Clock, Engine, Peer, Ports, Randomness, Workers
+from sdcpd.roles.router import Router
+from sdcpd.roles.router_settings import RoutedModel
+from sdcpd.roles.verifier import Verifier
+
+log = structlog.get_logger(__name__)
+
+READY_LOOK_S: Final = 0.02
+"""How often the start looks whether the router has heard from the verifier."""
+
+OPERATOR_FAULTS: Final = (ModelRefused, ModelFolderUnusable, ListenFailed, SocketRefused, StateInUse)
+"""What an operator can mend; each says how in its text."""
+
+ENDED_STATES: Final = frozenset({"finished", "failed", "cancelled"})
+
+
+class NotStarted(Exception):
+    """The node cannot start, and the operator can mend it. The text says how."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What a node takes from outside. In production all of it is node/start.py's."""
+
+    clock: Clock
+    wall_clock: Callable[[], float]
+    randomness: Randomness
+    workers: Workers
+    files: Callable[[], Files]
+    load_engine: Callable[[], Awaitable[Engine]]
+    draft_source: Callable[[], DraftSource]
+
+
+class Role(Protocol):
+    """What all four roles have in common."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None: ...
+    def snapshot(self) -> Struct: ...
+
+
+class Node:
+    """One node of one process. `run` once."""
+
+    def __init__(self, config: Config, world: World, notifier: Notifier) -> None:
+        self.meters: Final = RegistryMeters()
+        self.router: Router | None = None
+        self.address: tuple[str, int] | None = None  # of the client port, once it listens
+        self._config: Final = config
+        self._world: Final = world
+        self._notifier: Final = notifier
+        self._network: Final = LoopbackNetwork()
+        self._snapshots: Final[dict[str, Callable[[], Struct]]] = {}
+        self._boot: Final = world.randomness.stream("boot").octets(16)
+        self._alive: Final = trio.CancelScope()
+        self._server: FrontendServer | None = None
+
+    def stop(self) -> None:
+        """End the node in order, whatever it is at; `run` then returns."""
+        self._alive.cancel()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start, serve until `stop`, stop. Raises NotStarted, in a group; any other exception is our own fault."""
+        async with trio.open_nursery() as nursery:
+            stages = Stages(nursery)
+            with self._alive:
+                try:
+                    await self._start(stages)
+                except OPERATOR_FAULTS as fault:
+                    raise NotStarted(f"{fault}") from fault
+                log.info("node ready", roles=self._config.roles, version=__version__)
+                self._notifier.ready("ready")
+                task_status.started()
+                await trio.sleep_forever()
+            log.info("node stops")
+            self._notifier.stopping()
+            await self._stop(stages)
+
+    async def _start(self, stages: Stages) -> None:
+        """The order of start.
+
+        The admin socket and the client port come first, so that /health and sdcpctl answer while a model loads, and
+        /ready says what is missing. Then each role before those that call it: the cache, which reads its journal back
+        before it takes an append; the engine; the drafter, so that no session meets a node without one; and last the
+        verifier, from whose reports the router learns that there is something to route to.
+        """
+        config = self._config
+        admin = Admin(self._snapshots, __version__)
+        await stages.start(
+            "admin", partial(serve_admin, admin, bind_admin_socket(config.node.socket), library_logger())
+        )
+        models, texts = await self._world.workers.run(_read_models, config)
+        self.router = router = Router(
+            config.router,
+            self._ports("router"),
+            instance=config.role_uri("router"),
+            cache=config.role_uri("cache"),
+            models=models,
+            ladders=config.ladder,
+        )
+        await self._start_role(stages, "router", router, router_dispatcher(router, self.meters))
+        server = self._client_port(router, texts)
+        bound = await stages.start("client port", server.run)
+        self.address = (bound.host, bound.port)
+        self._server = server
+        log.info("client port open", address=bound.url)
+
+        await self._start_cache(stages)
+        self._notifier.status("loading the model")
+        engine = await self._world.load_engine()
+        if "drafter" in config.roles:
+            drafter = self._drafter(engine)
+            await self._start_role(stages, "drafter", drafter, drafter_dispatcher(drafter, self.meters))
+        verifier = Verifier(
+            config.verifier,
+            self._ports("verifier", engine),
+            instance=config.role_uri("verifier"),
+            routers=(config.role_uri("router"),),
+            caches=(config.role_uri("cache"),),
+            boot=self._boot,
+        )
+        await self._start_role(stages, "verifier", verifier, verifier_dispatcher(verifier, self.meters))
+        self.meters.add_gauges(partial(_gauges, router, verifier, engine))
+        while not router.ready()[0]:
+            await self._world.clock.sleep_until(self._world.clock.now() + READY_LOOK_S)
+
+    async def _stop(self, stages: Stages) -> None:
+        """The order of stop: whoever asks before whoever answers, so that nobody meets a role that is gone.
+
+        The client port takes nothing new, and what is being answered has its time to finish. The cache is last: an
+        append that was handed to it becomes durable.
+        """
+        if self._server is not None:
+            await stages.stop("client port", ask=self._server.stop, grace_s=self._config.frontend.grace_s + 1)
+        for part in ("router", "drafter", "verifier", "cache", "admin"):
+            await stages.stop(part)
+
+    async def _start_role(self, stages: Stages, role: RoleName, built: Role, dispatcher: Dispatcher) -> None:
+        """Nobody calls a role before it serves: until then its own answer is that it does not run."""
+        self._network.serve(self._config.role_uri(role), dispatcher.handle)
+        await stages.start(role, built.run)
+        self._snapshots[role] = built.snapshot
+
+    async def _start_cache(self, stages: Stages) -> None:
+        config = self._config
+        try:
+            cache = Cache(config.cache, self._ports("cache"), self._world.files())
+            await self._start_role(stages, "cache", cache, cache_dispatcher(cache, config.cache, self.meters))
+        except OSError as error:
+            raise NotStarted(
+                f"the journal below node.state_dir = {config.node.state_dir} cannot be used ({error}). Give the user "
+                "that runs sdcpd a directory there that it may write, on a disk with room."
+            ) from error
+
+    def _client_port(self, router: Router, texts: dict[str, ModelText]) -> FrontendServer:
+        world, settings = self._world, self._config.frontend
+        ports = FrontendPorts(
+            clock=world.clock,
+            randomness=world.randomness,
+            workers=world.workers,
+            meters=self.meters,
+            wall_clock=world.wall_clock,
+            metrics_page=self.meters.scrape,
+        )
+        return FrontendServer(FrontendApp(settings, ports, router, texts), settings, world.clock)
+
+    def _drafter(self, engine: Engine) -> Drafter:
+        config = self._config
+        identity = Identity(
+            instance=config.role_uri("drafter"),
+            model=method_digest(config.drafter.lookup),
+            tokenizer=engine.info.tokenizer,
+            vocabulary=engine.info.vocabulary,
+        )
+        return Drafter(
+            config.drafter,
+            self._ports("drafter"),
+            identity=identity,
+            source=self._world.draft_source(),
+            routers=(config.role_uri("router"),),
+            caches=(config.role_uri("cache"),),
+            boot=self._boot,
+        )
+
+    def _ports(self, role: RoleName, engine: Engine | None = None) -> Ports:
+        """Ports that speak for this role: who calls is settled here, by construction."""
+        world, config = self._world, self._config
+        transport = self._network.transport(Peer(uri=config.role_uri(role), role=role))
+        return Ports(
+            clock=world.clock,
+            randomness=world.randomness,
+            workers=world.workers,
+            meters=self.meters,
+            peers=PeerClient(transport, self.meters),
+            objects=ObjectClient(transport, self.meters, (config.role_uri("cache"),)),
+            engine=engine,
+        )
+
+
+def _read_models(config: Config) -> tuple[tuple[RoutedModel, ...], dict[str, ModelText]]:
+    """What the router and the front end know of each model that clients may name. Blocks. Raises OPERATOR_FAULTS."""
+    models = config.client_models()
+    texts = {model.name: load_model_text(model.name, Path(model.path)) for model in models}
+    routed = tuple(RoutedModel(name=model.name, tokenizer=tokenizer_digest(Path(model.path))) for model in models)
+    return routed, texts
+
+
+def _gauges(router: Router, verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
+    info = engine.info
+    labels = (("version", __version__), ("device", info.device), ("dtype", info.dtype))
+    yield Gauge("build_info", "What runs here.", 1, labels)
+    running = sum(session.state not in ENDED_STATES for session in router.snapshot().sessions)
+    yield Gauge("num_requests_running", "Sessions in the router's care.", running)
+    used = (info.pages - engine.free_pages) / info.pages
+    yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
+    yield Gauge("verifier_load_ratio", "The load that the verifier reports.", verifier.load() / 100)

@@ -4,8 +4,10 @@ Theory. The context is the prompt followed by the committed output. Take its las
 latest earlier place where they stand; what followed there is the draft. When the copy runs into the end of the
 context it goes on into what it has just drafted, so that a loop of period k is drafted to any length.
 
-Why the latest place and not the first: over answers of a real model to 36 edit tasks and 40 others the latest gave
-MEASURED.
+Why the latest place and not the first: replaying 48 greedy answers of SmolLM2-135M-Instruct (7,740 tokens), with M
+chosen by length.py, the latest gave 3.19 tokens a pass on edit tasks and the first 3.10; chat 1.69 and 1.63, questions
+with passages 3.07 and 2.85, code 3.06 and 3.12, structured output 2.05 both. Without going on into its own draft: 3.14
+on edit tasks.
 
 Cost. Each n has a hash index from n-gram to the position behind its latest occurrence, grown by one entry a committed
 token, so a draft costs n look-ups whatever the length of the context. An n-gram enters its index only once a token

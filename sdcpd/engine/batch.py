@@ -68,7 +68,7 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], pool: Pa
         end = span.start + count
         assert count >= 1
         assert 0 <= span.rows <= count
-        assert span.start == table.length, "a span begins where the valid positions end"
+        assert span.start <= table.length, "a hole before the span"  # what stands there was proposed in vain
         assert end <= table.capacity_tokens, "pages are reserved before a pass"
         assert 0 <= min(span.tokens) <= max(span.tokens) < vocabulary, "token ids are checked where they come in"
         keys = -(-end // KEY_MULTIPLE) * KEY_MULTIPLE

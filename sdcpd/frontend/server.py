@@ -141,16 +141,15 @@ class FrontendServer:
             return  # serve_listeners closes it
         self._connections.add(stream)
         try:
-            with trio.CancelScope() as scope:
-                await self._run_protocol(stream, scope)
+            await self._run_protocol(stream)
         except* CONNECTION_FAULTS as group:
             log.warning("connection dropped", faults=sorted({type(fault).__name__ for fault in _leaves(group)}))
         finally:
             self._connections.discard(stream)
 
-    async def _run_protocol(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+    async def _run_protocol(self, stream: trio.SocketStream) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_peer, stream.socket, scope)
+            nursery.start_soon(self._watch_peer, stream.socket, nursery.cancel_scope)
             client = _ClientStream(stream, self._settings.stalled_client_timeout_s)
             server = TCPServer(self._app, self._config, self._context, {}, client)  # type: ignore[arg-type]  # any stream with a socket will do
             await server.run()
@@ -163,6 +162,7 @@ class FrontendServer:
         while True:
             await self._clock.sleep_until(self._clock.now() + HANG_UP_CHECK_S)
             if socket.fileno() < 0 or poll.poll(0):
+                socket.close()  # cancelling alone would not reach a shielded send
                 scope.cancel()
 
     async def _cut_after_grace(self, connections: trio.CancelScope) -> None:

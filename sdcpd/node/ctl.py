@@ -26,6 +26,8 @@ DEFAULT_SOCKET: Final = "/run/sdcpd/sdcpd.sock"
 ANSWER_TIMEOUT_S: Final = 10
 """Answers are read from memory; a node that needs longer hangs."""
 
+FILE_WIDTH: Final = 400
+
 OK, NOT_FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(answer, indent=2))
     else:
-        _RENDER[options.command](Console(highlight=False), answer)
+        _RENDER[options.command](_console(), answer)
     return OK
 
 
@@ -104,17 +106,20 @@ def ask(path: str, resource: str) -> tuple[int, dict[str, Any]]:
         connection.close()
 
 
+def _console() -> Console:
+    """The terminal's width; elsewhere wide enough that nothing is cut which a script may look for."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=FILE_WIDTH)
+
+
 def _sessions(console: Console, answer: dict[str, Any]) -> None:
-    """One line a session; a column for each member that any role's entry has under a name below."""
-    columns = ("state", "epoch", "round", "committed", "m_cap", "load", "drafter", "age_s")
-    rows = [
-        (entry["session"], [_first(entry, name) for name in columns], ", ".join(sorted(_roles(entry))))
-        for entry in answer["sessions"]
-    ]
-    shown = [index for index, _ in enumerate(columns) if any(values[index] is not None for _, values, _ in rows)]
-    table = _table("session", *(columns[index] for index in shown), "known to")
-    for session, values, roles in rows:
-        table.add_row(session, *(_text(values[index]) for index in shown), roles)
+    """One line a session; `tokens` are those committed, of those allowed."""
+    rows = answer["sessions"]
+    table = _table("session", "state", "round", "tokens", "m_cap", "drafter", "age_s")
+    for entry in rows:
+        tokens = f"{_text(_first(entry, 'committed_tokens'))}/{_text(_first(entry, 'max_new'))}"
+        cells = (_text(_first(entry, name)) for name in ("m_cap", "drafter", "age_s"))
+        table.add_row(entry["session"], _text(_first(entry, "state")), _text(_first(entry, "round")), tokens, *cells)
     _print_or(console, table, rows, "no sessions")
 
 
@@ -129,8 +134,9 @@ def _show(console: Console, answer: dict[str, Any]) -> None:
 
 
 def _instances(console: Console, answer: dict[str, Any]) -> None:
+    """One line an instance; `age_ms` is that of its last report, which holds for `ttl_ms`."""
     rows = answer["instances"]
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = ("instance", "role", "load", "queue", "placed", "accept_milli", "age_ms", "ttl_ms", "expired")
     table = _table(*names)
     for row in rows:
         table.add_row(*(_text(row.get(name)) for name in names))
@@ -153,7 +159,7 @@ def _first(entry: dict[str, Any], name: str) -> object:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=True)
     return table
 
 

@@ -57,7 +57,7 @@ Progress = Callable[[str, float], None]
 """Called with the step ("download", "unpack", "convert") and the fraction of it that is done."""
 
 
-class DemoModelFailed(Exception):  # noqa: N818  # an outcome in plain words, as the Problems are
+class DemoModelFailed(Exception):
     """The demo model could not be had. The text says what to do."""
 
 

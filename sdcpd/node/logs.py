@@ -44,9 +44,12 @@ class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def withhold_user_data(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Replace what stands under a key of `USER_DATA_KEYS` by its length. The net below the rule, not the rule."""
+    """Replace what stands under a key of `USER_DATA_KEYS` by its length. The net below the rule, not the rule.
+
+    A number there is a count and stays, except under `token`, where it would be the token itself.
+    """
     for key, value in event.items():
-        if key in USER_DATA_KEYS:
+        if key in USER_DATA_KEYS and (key == "token" or not isinstance(value, (int, float))):
             size = f"{len(value)} items" if isinstance(value, (str, bytes, list, tuple, dict)) else "a value"
             event[key] = f"<withheld: {size}>"
     return event

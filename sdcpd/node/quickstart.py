@@ -279,7 +279,7 @@ _ROWS: Final[dict[str, Callable[[Comparison], str]]] = {
 
 
 class _ModelProgress:
-    """Steps of fetching the model: bars on a terminal, a line for each quarter elsewhere, nothing if nothing is to do."""
+    """Steps of fetching the model: bars on a terminal, a line for each quarter elsewhere; silent when nothing is done."""
 
     _TITLES: Final = {
         "download": f"Downloading {NAME} (93 MB, once)",

@@ -78,11 +78,20 @@ class PassThread:
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # filled by awaiting callers only
+        self._running = False
         threading.Thread(target=self._loop, name=name, daemon=True).start()
 
     def _loop(self) -> None:
         while True:
-            self._work.get()()
+            function = self._work.get()
+            self._running = True
+            function()
+            self._running = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a function runs or waits; true after the end only for one that was abandoned."""
+        return self._running or not self._work.empty()
 
     async def run(self, function: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
         """`function()` in the thread, its result or exception here.

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
+from prometheus_client import disable_created_metrics
 
 from sdcpd.cache.files import RealFiles
 from sdcpd.drafting.lookup_source import LookupSource
@@ -24,6 +25,9 @@ from sdcpd.node.node import Node, NotStarted, World
 from sdcpd.node.notify import Notifier
 from sdcpd.node.real_ports import OsRandomness, PassThread, SystemClock, ThreadedEngine, ThreadWorkers
 from sdcpd.roles.ports import Engine
+
+if TYPE_CHECKING:
+    from sdcpd.engine.forward import Engine as ModelEngine
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +41,7 @@ PROGRESS_SHARE: Final = 0.25
 def run(config: Config) -> int:
     """Run the node until a signal ends it; the process's exit code."""
     configure_logs(config.log)
+    disable_created_metrics()  # a time for each series doubles the page and is of use to nobody
     thread = PassThread("passes")
     notifier = Notifier(os.environ)
     code = OK
@@ -69,18 +74,75 @@ async def _load_engine(
     settings: EngineSettings | None, thread: PassThread, digests: Path, notifier: Notifier
 ) -> Engine:
     """Load in the thread that will run the passes. Given up at once when the node is told to stop."""
-    from sdcpd.engine import forward  # torch, which takes seconds to import: hence here, and in the thread's turn
-
     assert settings is not None, "the configuration was checked"
-    told = -1.0
+    told: dict[str, float] = {}
 
     def tell(step: str, fraction: float) -> None:
-        nonlocal told
-        if fraction == 0.0 or fraction >= told + PROGRESS_SHARE or fraction == 1.0:
-            told = fraction
-            log.info("loading the model", step=step, percent=round(100 * fraction))
-            notifier.status(f"loading the model: {step} {fraction:.0%}")
+        if fraction < 1.0 and fraction < told.get(step, -1.0) + PROGRESS_SHARE:
+            return
+        told[step] = fraction
+        log.info("loading the model", step=step, percent=round(100 * fraction))
+        notifier.status(f"loading the model: {step} {fraction:.0%}")
 
-    engine = await thread.run(partial(forward.Engine.load, settings, tell, digests), abandon_on_cancel=True)
-    log.info("model loaded", model=settings.model, **_describe(engine))
+    engine = await thread.run(partial(_load, settings, tell, digests), abandon_on_cancel=True)
     return ThreadedEngine(engine, thread)
+
+
+def _load(settings: EngineSettings, tell: Callable[[str, float], None], digests: Path) -> "ModelEngine":
+    """In the pass thread: importing torch alone takes seconds, in which the event loop must go on."""
+    from sdcpd.engine.forward import Engine as ModelEngine
+
+    engine = ModelEngine.load(settings, tell, digests)
+    info = engine.info
+    log.info(
+        "model loaded",
+        model=settings.model,
+        device=info.device,
+        dtype=info.dtype,
+        context_tokens=info.context_tokens,
+        pages=info.pages,
+        page_tokens=info.page_tokens,
+    )
+    return engine
+
+
+async def _main(config: Config, world: World, notifier: Notifier) -> None:
+    node = Node(config, world, notifier)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_obey, signals, node)
+            await node.run()
+            nursery.cancel_scope.cancel()
+
+
+async def _obey(signals: AsyncIterator[int], node: Node) -> None:
+    asked = False
+    async for number in signals:
+        if asked:
+            os._exit(128 + number)
+        asked = True
+        log.info("told to stop", signal=signal.Signals(number).name)
+        node.stop()
+
+
+def _explain(error: BaseException) -> int:
+    """Say why the node ended, and the exit code that goes with it."""
+    leaves = list(_leaves(error))
+    refusals = [leaf for leaf in leaves if isinstance(leaf, NotStarted)]
+    if refusals and len(refusals) == len(leaves):
+        for refusal in refusals:
+            log.error("cannot start", reason=str(refusal))
+            print(f"sdcpd: cannot start: {refusal}", file=sys.stderr)
+        return NOT_STARTED
+    if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return OK
+    log.critical("the node fails", exc_info=error)
+    return FAILED
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

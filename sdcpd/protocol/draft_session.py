@@ -363,7 +363,7 @@ class DraftSession:
             case 410, _:
                 return self._end(StopReason.SESSION_CLOSED, "410")
             case _ if status >= 500:
-                return Resend(sent, retry_after_s)
+                return Resend(sent, retry_after_s or None)
             case _:
                 return self._end(StopReason.REFUSED, f"{status} {suffix or 'without a type'}")
 
@@ -434,7 +434,7 @@ class DraftSession:
             return self._end(StopReason.LOST, "the verifier holds another prefix")
         if n == len(self._tokens) and state.round + 1 == sent.round:
             # We agree on everything, so another body of this round is being verified: its verdict is ours to read.
-            return Resend(sent, retry_after_s)
+            return Resend(sent, retry_after_s or None)
         self._outstanding = None
         if n < len(self._tokens):
             self._rewinds += 1

@@ -54,7 +54,11 @@ class Proceed(Struct, frozen=True):
 
 
 class Resend(Struct, frozen=True):
-    """Send exactly this proposal (again), after `retry_after_s` if the verifier named a time (decisions 36, 46)."""
+    """Send exactly this proposal (again; decisions 36, 46).
+
+    `retry_after_s` is 0 for a shortened proposal, which need not wait; above 0 it is the time that the verifier
+    named; None leaves the wait to the drafter.
+    """
 
     proposal: Proposal
     retry_after_s: int | None = None

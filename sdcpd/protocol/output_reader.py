@@ -44,6 +44,10 @@ class OutputReader:
         if self.lane.action is None:
             self.lane.send(self._next(), now)
 
+    def again(self, now: float) -> None:
+        """Send a new poll, whatever became of the one before."""
+        self.lane.send(self._next(), now)
+
     def outcome(self, outcome: Outcome, now: float) -> Ending | None:
         """Take a page or a failure to get one; returns how the session ended, once that is known."""
         if isinstance(outcome, Output):

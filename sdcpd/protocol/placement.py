@@ -21,6 +21,7 @@ returns what to do next, in order, and none raises but `event`, when its sender 
 """
 
 from enum import Enum
+from typing import Final
 
 from msgspec import UNSET, UnsetType
 
@@ -55,6 +56,9 @@ from sdcpd.protocol.placement_values import (
 )
 from sdcpd.protocol.retry_lane import Lane, Outbox, Step
 from sdcpd.protocol.terms import Action, State
+
+REPOLL_S: Final = 2.0
+"""A poll for output that exists is answered at once; one that is not has been lost, and a new one is sent."""
 
 
 class Phase(Enum):
@@ -100,6 +104,7 @@ class Placement:
         self._published: int | None = None  # the round whose tokens were published last
         self._output_wait_s = 0.0  # how long output may stand still while it is waited for ...
         self._output_due: float | None = None  # ... and until when; None while nothing waits for it
+        self._repoll_at = 0.0  # when a poll under way counts as lost, while output is waited for
         self._unprofitable = False  # the verifier asked for 110 (event kind 3)
         self._decodes_alone = True  # until the answer to a 110 lacks state 3
         self._open_lost = False  # some session-open may have been carried out unanswered
@@ -129,7 +134,9 @@ class Placement:
     def next_deadline(self) -> float | None:
         """When `tick` has something to do besides looking at the fleet."""
         dues = [lane.due for lane in self._lanes() if lane.due is not None]
-        return min(dues if self._output_due is None else [*dues, self._output_due], default=None)
+        if self._output_due is not None:
+            dues += [self._output_due, self._repoll_at]
+        return min(dues, default=None)
 
     # -- inputs -------------------------------------------------------------------------------------------------
 
@@ -182,6 +189,9 @@ class Placement:
             self._supervise(now)
         if self._output_due is not None and self._output_due <= now:
             self._fail("output_behind", "the verifier states more output than it delivers", now)
+        elif self._output_due is not None and self._repoll_at <= now:
+            self._repoll_at = now + REPOLL_S
+            self._reader.again(now)
         for lane in self._lanes():
             lane.repeat(now)
         return self._outbox.take()
@@ -386,6 +396,7 @@ class Placement:
     def _await_output(self, wait_s: float, now: float) -> None:
         """Output is known to exist that was not read yet: it must come, and may stand still for `wait_s` at most."""
         self._output_wait_s, self._output_due = wait_s, now + wait_s
+        self._repoll_at = now + REPOLL_S
         self._reader.lane.hurry(now)
 
     def _read_outcome(self, outcome: Outcome, now: float) -> None:
@@ -393,6 +404,7 @@ class Placement:
         ending = self._reader.outcome(outcome, now)
         if self._output_due is not None and len(self.output) > held:
             self._output_due = now + self._output_wait_s
+            self._repoll_at = now + REPOLL_S
         if ending is not None:
             self._end(ending, now)
         elif self.phase is Phase.GATHERING:

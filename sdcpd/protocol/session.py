@@ -37,6 +37,7 @@ from sdcpd.protocol.commit_log import (
 )
 from sdcpd.protocol.deadlines import Deadlines
 from sdcpd.protocol.escalation import Counters
+from sdcpd.protocol.events import Events
 from sdcpd.protocol.messages import Assignment, Event, Output, Proposal, SessionOpen, SessionState, Verdict
 from sdcpd.protocol.named_drafter import NamedDrafter
 from sdcpd.protocol.output import page
@@ -110,7 +111,7 @@ class Session:
         self._ending: tuple[Action, str] | None = None
         self._assignment_waits = False
         self._tickets = 0
-        self._events: list[Event] = []
+        self._events = Events(opened.session, opened.epoch)
         self._deadlines = Deadlines(limits, now)
         if self.contract.max_new == 0:
             self._end(Action.FINISH, "max_new is 0")
@@ -163,8 +164,7 @@ class Session:
 
     def take_events(self) -> list[Event]:
         """Events for the router since the last call, in order."""
-        events, self._events = self._events, []
-        return events
+        return self._events.take()
 
     # Assignments (6.1; decisions 41 to 43, 110, 111)
 
@@ -494,19 +494,7 @@ class Session:
         self._say(kind, reason)
 
     def _say(self, kind: Action, reason: str | None) -> None:
-        at = self.prefix.at
-        self._events.append(
-            Event(
-                session=self.id,
-                epoch=self.epoch,
-                kind=kind,
-                committed=at.committed,
-                digest=at.digest,
-                round=at.round,
-                seq=self.named.seq if self.named.seq is not None else UNSET,
-                reason=reason if reason is not None else UNSET,
-            )
-        )
+        self._events.say(kind, self.prefix.at, seq=self.named.seq, reason=reason)
 
     def _closed_problem(self) -> SessionClosed:
         why = f": {self.reason}" if self.reason else ""

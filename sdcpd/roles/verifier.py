@@ -68,6 +68,8 @@ class HostedSession(Struct, frozen=True):
 
 
 class VerifierSnapshot(Struct, frozen=True):
+    """What `sdcpctl` shows of a verifier; `full_rows` is the row count at which its load is 100 percent."""
+
     instance: str
     load: int
     passes: int

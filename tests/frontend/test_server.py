@@ -162,6 +162,24 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         await connection.aclose()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+async def test_an_answer_that_ends_its_connection_is_whole(version: bytes, stream: bool) -> None:
+    """hypercorn says that the client has left as soon as it has closed the connection itself."""
+    async with serving(HELLO) as served:
+        body = json.dumps(ASK | {"stream": stream}).encode()
+        request = post("/v1/completions", body, b"Connection: close\r\n").replace(b"HTTP/1.1", version)
+        async with await served.connect() as connection:
+            await connection.send_all(request)
+            octets = b""
+            while piece := await connection.receive_some():
+                octets += piece
+        assert (b"[DONE]" if stream else b'"Hello"') in octets
+        await trio.testing.wait_all_tasks_blocked()
+        assert ("requests_total", 1, {"endpoint": "/v1/completions", "status": "200"}) in served.world.meters.labelled
+        await check_alive(served)
+
+
 async def test_fifty_clients_that_leave_free_everything() -> None:
     async with serving([page(tokens_of("a")), "hang"]) as served:
         connections = [await served.connect() for _ in range(50)]

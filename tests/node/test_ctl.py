@@ -22,6 +22,8 @@ class SessionRow(Struct, frozen=True):
     session: bytes
     round: int
     state: str = "drafting"
+    committed_tokens: int = 20
+    max_new: int = 64
 
 
 class VerifierSnapshot(Struct, frozen=True):
@@ -58,9 +60,9 @@ async def run(*arguments: str) -> int:
 async def test_sessions(served: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run("sessions", "--socket", served) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["session", "state", "round", "known", "to"]
-    assert lines[1].split() == [session_path_id(FIRST), "drafting", "2", "router,", "verifier"]
-    assert lines[2].split() == [session_path_id(SECOND), "drafting", "5", "verifier"]
+    assert lines[0].split() == ["session", "state", "round", "tokens", "m_cap", "drafter", "age_s"]
+    assert lines[1].split() == [session_path_id(FIRST), "drafting", "2", "20/64", "-", "-", "-"]
+    assert lines[2].split() == [session_path_id(SECOND), "drafting", "5", "20/64", "-", "-", "-"]
 
 
 async def test_show_by_a_beginning(served: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,8 +85,8 @@ async def test_json_is_the_answer_itself(served: str, capsys: pytest.CaptureFixt
 async def test_instances(served: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run("instances", "--socket", served) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["instance", "load"],
-        ["http://n/verifier/", "3"],
+        ["instance", "role", "load", "queue", "placed", "accept_milli", "age_ms", "ttl_ms", "expired"],
+        ["http://n/verifier/", "-", "3", "-", "-", "-", "-", "-", "-"],
     ]
 
 

@@ -72,6 +72,14 @@ def test_user_data_is_withheld(form: str) -> None:
     assert "withheld: 1 items" in out.getvalue()
 
 
+def test_counts_stay_but_a_token_does_not() -> None:
+    out = io.StringIO()
+    configure_logs(LogSettings(format="json"), out)
+    structlog.get_logger().info("round", emitted=3, token=3)
+    line = json.loads(out.getvalue())
+    assert (line["emitted"], line["token"]) == (3, "<withheld: a value>")
+
+
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_traceback_shows_no_local_values(form: str) -> None:
     out = io.StringIO()

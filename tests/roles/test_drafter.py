@@ -302,6 +302,17 @@ async def test_an_overloaded_verifier_is_left_alone_for_as_long_as_it_asks(autoj
         assert world.cluster.sent[1][2] == world.cluster.sent[0][2]
 
 
+async def test_an_overloaded_verifier_that_names_no_time_is_not_asked_in_a_tight_loop(
+    autojump_clock: MockClock,
+) -> None:
+    for named in (0, None):
+        async with running(silence_limit_s=30.0) as world:
+            world.cluster.always(Refusal(503, None, "busy", retry_after_s=named))
+            await world.assign(world.cluster.add()[1])
+            await idle(world, 31)
+            assert len(world.cluster.sent) < 20
+
+
 async def test_a_silent_verifier_loses_its_session_and_the_router_hears_at_once(autojump_clock: MockClock) -> None:
     """Decisions 45 and 102."""
     async with running(silence_limit_s=30.0) as world:

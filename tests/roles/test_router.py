@@ -1,5 +1,6 @@
 """The router role against scripted verifiers and drafters, in virtual time (draft 6.1, 6.7, 6.9; bugs 10, 11, 21)."""
 
+import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -33,6 +34,8 @@ D1, D2 = "http://d1.example/drafter/", "http://d2.example/drafter/"
 MODEL, TOKENIZER = b"m" * 32, b"t" * 32
 VOCABULARY, CONTEXT = 100, 64
 ROUND_S = 0.05
+BUSY = Refusal(503, None, "busy", retry_after_s=1)
+BROKEN = Refusal(500, None, "broken")
 
 
 def expected(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -94,10 +97,11 @@ class Cluster:
     assignment. `faults[operation]` holds what befalls the next calls of that operation.
     """
 
-    def __init__(self, nursery: trio.Nursery, objects: MemoryLogs) -> None:
-        self.nursery = nursery
+    nursery: trio.Nursery
+    router: Router
+
+    def __init__(self, objects: MemoryLogs) -> None:
         self.objects = objects
-        self.router: Router | None = None
         self.hosted: dict[str, dict[bytes, Hosted]] = {V1: {}, V2: {}}
         self.assigned: dict[str, dict[bytes, Assignment]] = {D1: {}, D2: {}}
         self.instances: dict[str, dict[str, Any]] = {}
@@ -109,6 +113,7 @@ class Cluster:
         self.switch_after = 0  # rounds with one drafter after which the verifier asks for another; 0 never
         self.decodes_alone = True
         self.rounds_by: dict[str, int] = {}
+        self.weather: random.Random | None = None  # draws faults for every call
 
     # instances
 
@@ -139,7 +144,6 @@ class Cluster:
             await trio.sleep(1)
 
     async def report(self, uri: str, peer: Peer | None = None) -> None:
-        assert self.router is not None
         role = "verifier" if "/verifier/" in uri else "drafter"
         await self.router.report_status(peer or Peer(uri=uri, role=role), uri, self.status(uri))
 
@@ -152,6 +156,9 @@ class Cluster:
         await trio.sleep(0.001)
         queue = self.faults.get(operation, [])
         fault = queue.pop(0) if queue else None
+        if self.weather is not None and self.weather.random() < 0.15:
+            kind = self.weather.choice(["unreachable", "lost", "silent", "busy", "broken"])
+            fault = Fault(kind, {"busy": BUSY, "broken": BROKEN}.get(kind))
         if to in self.mute or (fault is not None and fault.kind == "silent"):
             await trio.sleep_forever()
         return fault
@@ -273,7 +280,6 @@ class Cluster:
         return 2 if held is not None and held.seq == one.seq else 0
 
     async def _event(self, verifier: str, one: Hosted, kind: Action) -> None:
-        assert self.router is not None
         event = Event(
             session=one.opening.session,
             epoch=1,
@@ -390,6 +396,20 @@ TOY = RoutedModel(name="toy", tokenizer=TOKENIZER)
 QUICK = Patience(open_give_up_s=20, name_give_up_s=20)
 
 
+def world(cluster: Cluster) -> tuple[Ports, LabelledMeters, JumpingClock]:
+    """Ports over a scripted cluster."""
+    meters, clock = LabelledMeters(), JumpingClock()
+    ports = Ports(
+        clock=clock,
+        randomness=SeededRandomness(),
+        workers=InlineWorkers(),
+        meters=meters,
+        peers=cast(Peers, cluster),
+        objects=cluster.objects,
+    )
+    return ports, meters, clock
+
+
 @asynccontextmanager
 async def stand(
     *instances: str,
@@ -397,26 +417,19 @@ async def stand(
     models: tuple[RoutedModel, ...] = (TOY,),
     ladders: dict[str, Ladder] | None = None,
 ) -> AsyncIterator[Stand]:
+    cluster = Cluster(MemoryLogs())
+    ports, meters, clock = world(cluster)
+    router = Router(
+        settings or RouterSettings(patience=QUICK),
+        ports,
+        instance=ROUTER,
+        cache=CACHE,
+        models=models,
+        ladders=ladders or {},
+    )
+    cluster.router = router
     async with trio.open_nursery() as nursery:
-        objects, meters, clock = MemoryLogs(), LabelledMeters(), JumpingClock()
-        cluster = Cluster(nursery, objects)
-        ports = Ports(
-            clock=clock,
-            randomness=SeededRandomness(),
-            workers=InlineWorkers(),
-            meters=meters,
-            peers=cast(Peers, cluster),
-            objects=objects,
-        )
-        router = Router(
-            settings or RouterSettings(patience=QUICK),
-            ports,
-            instance=ROUTER,
-            cache=CACHE,
-            models=models,
-            ladders=ladders or {},
-        )
-        cluster.router = router
+        cluster.nursery = nursery
         await nursery.start(router.run)
         for uri in instances:
             cluster.add(uri)
@@ -426,15 +439,10 @@ async def stand(
         nursery.cancel_scope.cancel()
 
 
-@pytest.fixture(autouse=True)
-def _virtual(autojump_clock: MockClock) -> None:
-    """All of these tests run in virtual time."""
-
-
 # -- one generation ------------------------------------------------------------------------------------------------
 
 
-async def test_a_prompt_becomes_a_session_and_its_output_comes_back() -> None:
+async def test_a_prompt_becomes_a_session_and_its_output_comes_back(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s:
         tokens, final = await s.collect(request())
         assert tokens == expected((5, 6, 7), 20)
@@ -461,7 +469,7 @@ async def test_a_prompt_becomes_a_session_and_its_output_comes_back() -> None:
         assert generations is s.router
 
 
-async def test_without_a_drafter_the_verifier_decodes_alone_and_a_late_one_is_used() -> None:
+async def test_without_a_drafter_the_verifier_decodes_alone_and_a_late_one_is_used(autojump_clock: MockClock) -> None:
     async with stand(V1) as s:
         async with s.router.generation(request(max_new=40)) as generation, trio.open_nursery() as nursery:
             nursery.start_soon(self_adding, s, D1)
@@ -478,7 +486,7 @@ async def self_adding(s: Stand, uri: str) -> None:
     s.cluster.add(uri)
 
 
-async def test_speculation_off_never_asks_a_drafter() -> None:
+async def test_speculation_off_never_asks_a_drafter(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s:
         tokens, _ = await s.collect(request(speculation=False))
         assert tokens == expected((5, 6, 7), 20)
@@ -486,7 +494,7 @@ async def test_speculation_off_never_asks_a_drafter() -> None:
         assert "assign" not in s.cluster.operations()
 
 
-async def test_several_switches_keep_the_output() -> None:
+async def test_several_switches_keep_the_output(autojump_clock: MockClock) -> None:
     async with stand(V1, D1, D2) as s:
         s.cluster.switch_after = 2
         tokens, _ = await s.collect(request(max_new=40))
@@ -496,7 +504,7 @@ async def test_several_switches_keep_the_output() -> None:
         assert s.meters.counts["reassignments_total", "switch"] >= 4
 
 
-async def test_a_slow_reader_gets_everything_in_fewer_pages() -> None:
+async def test_a_slow_reader_gets_everything_in_fewer_pages(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s, s.router.generation(request()) as generation:
         await trio.sleep(30)
         assert s.only().state == "finished"
@@ -505,7 +513,7 @@ async def test_a_slow_reader_gets_everything_in_fewer_pages() -> None:
         assert pages[0].final
 
 
-async def test_many_sessions_spread_over_verifiers_and_drafters() -> None:
+async def test_many_sessions_spread_over_verifiers_and_drafters(autojump_clock: MockClock) -> None:
     async with stand(V1, V2, D1, D2) as s:
         results: list[tuple[int, ...]] = []
 
@@ -524,21 +532,19 @@ async def test_many_sessions_spread_over_verifiers_and_drafters() -> None:
 
 # -- faults of every step ------------------------------------------------------------------------------------------
 
-BUSY = Refusal(503, None, "busy", retry_after_s=1)
-BROKEN = Refusal(500, None, "broken")
-
 
 @pytest.mark.parametrize("operation", ["open", "name", "assign", "read", "drop"])
 @pytest.mark.parametrize("kind", ["unreachable", "lost", "silent", "busy", "broken"])
 @pytest.mark.parametrize("times", [1, 2])
-async def test_passing_faults_cost_time_only(operation: str, kind: str, times: int) -> None:
-    async with stand(V1, D1, D2) as s:
+async def test_passing_faults_cost_time_only(autojump_clock: MockClock, operation: str, kind: str, times: int) -> None:
+    async with stand(V1, D1, D2, settings=RouterSettings(open_deadline_s=5, patience=QUICK)) as s:
         s.cluster.switch_after = 3
         refusal = {"busy": BUSY, "broken": BROKEN}.get(kind)
         s.cluster.faults[operation] = [Fault(kind, refusal) for _ in range(times)]
         tokens, final = await s.collect(request(max_new=40))
         assert tokens == expected((5, 6, 7), 40)
         assert final.finish is Action.FINISH
+        await s.settled(20)
         assert s.cluster.faults[operation] == []
         (hosted,) = (one for one in s.cluster.hosted.values() if one)
         assert len(hosted) == 1  # decision 30: never at a second verifier
@@ -546,10 +552,9 @@ async def test_passing_faults_cost_time_only(operation: str, kind: str, times: i
             bodies = [body for name, body in s.cluster.bodies if name == operation]
             if operation in ("open", "name") or kind != "busy":
                 assert bodies[0] == bodies[1]  # decision 36: the identical body
-        await s.settled(20)
 
 
-async def test_a_dead_drafter_costs_speed_only() -> None:
+async def test_a_dead_drafter_costs_speed_only(autojump_clock: MockClock) -> None:
     """6.9: when a drafter's status expires, the router reassigns its sessions."""
     async with stand(V1, D1, D2) as s, s.router.generation(request(max_new=40)) as generation:
         await trio.sleep(0.3)
@@ -563,7 +568,7 @@ async def test_a_dead_drafter_costs_speed_only() -> None:
         assert s.meters.counts["reassignments_total", "drafter_expired"] == 1
 
 
-async def test_all_drafters_dead_means_decoding_alone() -> None:
+async def test_all_drafters_dead_means_decoding_alone(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s, s.router.generation(request(max_new=40)) as generation:
         await trio.sleep(0.3)
         s.cluster.mute.append(D1)
@@ -572,7 +577,7 @@ async def test_all_drafters_dead_means_decoding_alone() -> None:
         assert s.cluster.rounds_by[V1] > 5
 
 
-async def test_a_lost_verifier_fails_the_session_with_its_reason_and_in_time() -> None:
+async def test_a_lost_verifier_fails_the_session_with_its_reason_and_in_time(autojump_clock: MockClock) -> None:
     async with stand(V1, V2, D1) as s, s.router.generation(request(max_new=50)) as generation:
         await trio.sleep(0.3)
         s.cluster.mute.append(s.only().verifier)
@@ -587,7 +592,7 @@ async def test_a_lost_verifier_fails_the_session_with_its_reason_and_in_time() -
         assert s.meters.counts["routed_sessions_ended_total", "fail"] == 1
 
 
-async def test_a_verifier_that_restarted_is_noticed_at_its_next_report() -> None:
+async def test_a_verifier_that_restarted_is_noticed_at_its_next_report(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s, s.router.generation(request(max_new=50)) as generation:
         await trio.sleep(0.3)
         s.cluster.instances[V1] = {"boot": b"c" * 16}
@@ -597,7 +602,7 @@ async def test_a_verifier_that_restarted_is_noticed_at_its_next_report() -> None
         assert trio.current_time() - started <= 1.1
 
 
-async def test_a_silent_open_is_given_up() -> None:
+async def test_a_silent_open_is_given_up(autojump_clock: MockClock) -> None:
     settings = RouterSettings(open_deadline_s=5, patience=QUICK)
     async with stand(V1, settings=settings) as s:
         s.cluster.faults["open"] = [Fault("silent") for _ in range(20)]
@@ -607,7 +612,7 @@ async def test_a_silent_open_is_given_up() -> None:
         assert s.cluster.running() == 0
 
 
-async def test_a_refused_open_ends_with_the_verifiers_word_for_the_operator() -> None:
+async def test_a_refused_open_ends_with_the_verifiers_word_for_the_operator(autojump_clock: MockClock) -> None:
     async with stand(V1) as s:
         s.cluster.faults["open"] = [Fault("no", Refusal(422, "sdcp-bad-contract", "rule 1 is not served"))]
         _, final = await s.collect(request())
@@ -616,7 +621,7 @@ async def test_a_refused_open_ends_with_the_verifiers_word_for_the_operator() ->
         assert s.only().detail == "422 sdcp-bad-contract rule 1 is not served"
 
 
-async def test_a_router_that_stood_still_accuses_nobody() -> None:
+async def test_a_router_that_stood_still_accuses_nobody(autojump_clock: MockClock) -> None:
     """Decision 95."""
     async with stand(V1, D1) as s, s.router.generation(request(max_new=40)) as generation:
         await trio.sleep(0.3)
@@ -627,11 +632,47 @@ async def test_a_router_that_stood_still_accuses_nobody() -> None:
         assert not any(name == "instance_expirations_total" for name, *_ in s.meters.counts)
 
 
+@pytest.mark.parametrize("seed", range(25))
+async def test_bad_weather(autojump_clock: MockClock, seed: int) -> None:
+    """Any call may fail in any way, drafters come and go, clients leave: output is right, and nothing is left over."""
+    draw = random.Random(seed)
+    settings = RouterSettings(open_deadline_s=5, patience=Patience(poll_s=5))
+    async with stand(V1, V2, D1, D2, settings=settings) as s:
+        s.cluster.switch_after = draw.randrange(4)
+        s.cluster.weather = draw
+
+        async def client(index: int, patience_s: float) -> None:
+            await trio.sleep(draw.uniform(0, 5))
+            with trio.move_on_after(patience_s):
+                tokens, final = await s.collect(request(prompt=(index, seed % VOCABULARY), max_new=draw.randint(1, 60)))
+                assert final.finish is Action.FINISH, s.router.snapshot()
+                assert tokens == expected((index, seed % VOCABULARY), len(tokens))
+
+        async def drafters_come_and_go() -> None:
+            while True:
+                await trio.sleep(draw.uniform(0, 10))
+                uri = draw.choice([D1, D2])
+                s.cluster.mute = [] if uri in s.cluster.mute else [uri]
+
+        async with trio.open_nursery() as clients:
+            s.cluster.nursery.start_soon(drafters_come_and_go)
+            for index in range(8):
+                clients.start_soon(client, index, draw.choice([600.0, 600.0, 3.0]))
+        await s.settled(60)
+        assert len(s.router.snapshot().sessions) == 8
+        s.cluster.weather = None
+        await trio.sleep(1)
+        assert s.cluster.running() == 0
+        for by_session in s.cluster.hosted.values():
+            for one in by_session.values():
+                assert one.state is State.FINISHED or one.reason == "cancelled"
+
+
 # -- clients that leave (bug 21) -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["break", "cancelled", "raised"])
-async def test_a_client_that_leaves_frees_everything_within_2_s(how: str) -> None:
+async def test_a_client_that_leaves_frees_everything_within_2_s(autojump_clock: MockClock, how: str) -> None:
     async with stand(V1, D1) as s:
 
         async def client() -> None:
@@ -658,7 +699,7 @@ async def test_a_client_that_leaves_frees_everything_within_2_s(how: str) -> Non
         assert s.meters.counts["routed_sessions_ended_total", "cancelled"] == 1
 
 
-async def test_fifty_clients_that_leave_at_once() -> None:
+async def test_fifty_clients_that_leave_at_once(autojump_clock: MockClock) -> None:
     async with stand(V1, V2, D1, D2) as s:
 
         async def client(index: int) -> None:
@@ -679,7 +720,7 @@ async def test_fifty_clients_that_leave_at_once() -> None:
         assert len(snapshot.sessions) == 50
 
 
-async def test_a_client_that_leaves_during_a_long_prefill() -> None:
+async def test_a_client_that_leaves_during_a_long_prefill(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s:
         s.cluster.prefill_s = 15.0
         with trio.move_on_after(0.5):
@@ -692,7 +733,7 @@ async def test_a_client_that_leaves_during_a_long_prefill() -> None:
         await s.settled(1)
 
 
-async def test_a_client_that_leaves_before_anything_was_sent_costs_nothing() -> None:
+async def test_a_client_that_leaves_before_anything_was_sent_costs_nothing(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s:
         async with s.router.generation(request()):
             pass
@@ -701,7 +742,7 @@ async def test_a_client_that_leaves_before_anything_was_sent_costs_nothing() -> 
 
 
 @pytest.mark.parametrize("kind", ["unreachable", "lost", "silent", "busy"])
-async def test_a_cancel_is_repeated_until_it_is_through(kind: str) -> None:
+async def test_a_cancel_is_repeated_until_it_is_through(autojump_clock: MockClock, kind: str) -> None:
     async with stand(V1, D1) as s:
         fault = Fault(kind, BUSY if kind == "busy" else None)
         s.cluster.faults["cancel"] = [fault]
@@ -711,7 +752,7 @@ async def test_a_cancel_is_repeated_until_it_is_through(kind: str) -> None:
         assert s.cluster.running() == 0
 
 
-async def test_leaving_after_the_final_page_cancels_nothing() -> None:
+async def test_leaving_after_the_final_page_cancels_nothing(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s:
         await s.collect(request())
         await trio.sleep(1)
@@ -719,7 +760,7 @@ async def test_leaving_after_the_final_page_cancels_nothing() -> None:
         assert "drop" not in s.cluster.operations()
 
 
-async def test_stopping_the_router_ends_its_generations() -> None:
+async def test_stopping_the_router_ends_its_generations(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s, s.router.generation(request(max_new=50)) as generation:
         finals: list[Output] = []
 
@@ -753,7 +794,9 @@ async def test_stopping_the_router_ends_its_generations() -> None:
         ({"prompt": (1,) * 60, "max_new": 5}, "context_length", "max_tokens"),
     ],
 )
-async def test_what_cannot_be_served_opens_no_session(members: dict[str, Any], reason: str, param: str) -> None:
+async def test_what_cannot_be_served_opens_no_session(
+    autojump_clock: MockClock, members: dict[str, Any], reason: str, param: str
+) -> None:
     async with stand(V1, D1) as s:
         with pytest.raises(GenerationRefused) as caught:
             async with s.router.generation(request(**members)):
@@ -764,14 +807,14 @@ async def test_what_cannot_be_served_opens_no_session(members: dict[str, Any], r
 
 
 @pytest.mark.parametrize(("prompt", "max_new", "gets"), [(60, 4, 4), (63, None, 1), (63, 1, 1), (4, None, 60)])
-async def test_what_just_fits_is_served(prompt: int, max_new: int | None, gets: int) -> None:
+async def test_what_just_fits_is_served(autojump_clock: MockClock, prompt: int, max_new: int | None, gets: int) -> None:
     async with stand(V1, D1) as s:
         tokens, final = await s.collect(request(prompt=(1,) * prompt, max_new=max_new))
         assert len(tokens) == gets
         assert final.finish is Action.FINISH
 
 
-async def test_stop_tokens_outside_the_vocabulary_are_passed_on_unchanged() -> None:
+async def test_stop_tokens_outside_the_vocabulary_are_passed_on_unchanged(autojump_clock: MockClock) -> None:
     """Decision 19: harmless, and their order enters the digest."""
     async with stand(V1) as s:
         await s.collect(request(stop=(151645, 2, 2)))
@@ -779,7 +822,7 @@ async def test_stop_tokens_outside_the_vocabulary_are_passed_on_unchanged() -> N
         assert one.opening.contract.stop == (151645, 2, 2)
 
 
-async def test_a_verifier_with_more_context_is_chosen_where_the_first_is_too_small() -> None:
+async def test_a_verifier_with_more_context_is_chosen_where_the_first_is_too_small(autojump_clock: MockClock) -> None:
     async with stand(D1) as s:
         s.cluster.add(V1)
         s.cluster.add(V2, context_tokens=200, load=50)
@@ -790,7 +833,7 @@ async def test_a_verifier_with_more_context_is_chosen_where_the_first_is_too_sma
         assert len(s.cluster.hosted[V2]) == 1
 
 
-async def test_full_means_full_until_a_session_is_gone() -> None:
+async def test_full_means_full_until_a_session_is_gone(autojump_clock: MockClock) -> None:
     async with stand(V1, D1, settings=RouterSettings(max_sessions=1)) as s:
         async with s.router.generation(request()) as generation:
             with pytest.raises(GenerationRefused) as caught:
@@ -807,7 +850,7 @@ async def test_full_means_full_until_a_session_is_gone() -> None:
 # -- models and readiness ------------------------------------------------------------------------------------------
 
 
-async def test_models_and_readiness_follow_the_verifiers() -> None:
+async def test_models_and_readiness_follow_the_verifiers(autojump_clock: MockClock) -> None:
     other = RoutedModel(name="other", tokenizer=TOKENIZER, target=b"o" * 32)
     async with stand(models=(TOY, other)) as s:
         assert s.router.models() == (
@@ -834,7 +877,7 @@ async def test_models_and_readiness_follow_the_verifiers() -> None:
         assert s.meters.counts["instance_expirations_total", "verifier"] == 1
 
 
-async def test_ladders_by_model() -> None:
+async def test_ladders_by_model(autojump_clock: MockClock) -> None:
     short = Ladder(fallback=("switch", "fail"), low_rounds=2, m_max=5, m_init=3)
     model = RoutedModel(name="toy", tokenizer=TOKENIZER, ladder="short")
     async with stand(V1, D1, models=(model,), ladders={"short": short}) as s:
@@ -847,16 +890,16 @@ async def test_ladders_by_model() -> None:
         assert held.m_init == 3
 
 
-async def test_a_ladder_that_does_not_exist_is_named() -> None:
+def test_a_ladder_that_does_not_exist_is_named() -> None:
+    ports, _, _ = world(Cluster(MemoryLogs()))
     with pytest.raises(LadderError, match=r"router\.default_ladder: there is no \[ladder\.slow\]"):
-        async with stand(settings=RouterSettings(default_ladder="slow")):
-            pass
+        Router(RouterSettings(default_ladder="slow"), ports, instance=ROUTER, cache=CACHE, models=(TOY,), ladders={})
 
 
 # -- status and events ---------------------------------------------------------------------------------------------
 
 
-async def test_an_instance_speaks_for_itself_only() -> None:
+async def test_an_instance_speaks_for_itself_only(autojump_clock: MockClock) -> None:
     async with stand() as s:
         s.cluster.instances[D1] = {}
         status = s.cluster.status(D1)
@@ -871,7 +914,7 @@ async def test_an_instance_speaks_for_itself_only() -> None:
         assert s.router.snapshot().instances == ()
 
 
-async def test_base_uris_are_compared_in_their_canonical_form() -> None:
+async def test_base_uris_are_compared_in_their_canonical_form(autojump_clock: MockClock) -> None:
     """Decisions 27, 31."""
     async with stand() as s:
         s.cluster.instances[D1] = {"instance": "HTTP://D1.example:80/drafter"}
@@ -879,7 +922,7 @@ async def test_base_uris_are_compared_in_their_canonical_form() -> None:
         assert [one.instance for one in s.router.snapshot().instances] == [D1]
 
 
-async def test_events_of_strangers_and_of_other_epochs_are_refused() -> None:
+async def test_events_of_strangers_and_of_other_epochs_are_refused(autojump_clock: MockClock) -> None:
     async with stand(V1, V2, D1) as s:
         verifier = Peer(uri=V1, role="verifier")
         event = Event(session=b"x" * 16, epoch=1, kind=Action.SWITCH, committed=0, digest=b"d" * 32)
@@ -907,7 +950,7 @@ async def test_events_of_strangers_and_of_other_epochs_are_refused() -> None:
 # -- what sdcpctl sees ---------------------------------------------------------------------------------------------
 
 
-async def test_the_snapshot_tells_where_a_session_is() -> None:
+async def test_the_snapshot_tells_where_a_session_is(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s:
         s.cluster.prefill_s = 0.5
         async with s.router.generation(request(max_new=50)) as generation:
@@ -927,7 +970,7 @@ async def test_the_snapshot_tells_where_a_session_is() -> None:
         assert one.round == 25  # told by the finish event
 
 
-async def test_instances_are_shown_with_what_they_reported() -> None:
+async def test_instances_are_shown_with_what_they_reported(autojump_clock: MockClock) -> None:
     async with stand() as s:
         s.cluster.add(V1, load=7, queue=2)
         s.cluster.add(D1, accept_milli=640)
@@ -942,7 +985,7 @@ async def test_instances_are_shown_with_what_they_reported() -> None:
         assert s.router.snapshot().instances[1].expired
 
 
-async def test_ended_sessions_are_remembered_within_bounds() -> None:
+async def test_ended_sessions_are_remembered_within_bounds(autojump_clock: MockClock) -> None:
     settings = RouterSettings(ended_sessions=3, ended_retention_s=100)
     async with stand(V1, D1, settings=settings) as s:
         for index in range(5):

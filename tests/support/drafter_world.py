@@ -55,6 +55,9 @@ class Cluster:
         self.out: dict[bytes, int] = {}
         self.round_s = 0.01
 
+    def always(self, answer: Answer | str) -> None:
+        self.script = lambda _: answer
+
     async def propose(self, verifier: str, message: Proposal) -> Answer:
         self.sent.append((trio.current_time(), verifier, message))
         self.out[message.session] = self.out.get(message.session, 0) + 1

@@ -152,8 +152,12 @@ class FrontendServer:
             nursery.start_soon(self._watch_peer, stream.socket, nursery.cancel_scope)
             client = _ClientStream(stream, self._settings.stalled_client_timeout_s)
             server = TCPServer(self._app, self._config, self._context, {}, client)  # type: ignore[arg-type]  # any stream with a socket will do
-            await server.run()
-            nursery.cancel_scope.cancel()
+            try:
+                await server.run()
+            finally:
+                # Also on the way out of a fault: hypercorn's task group passes on a Cancelled that was its own, and
+                # one that reached the accept loop's nursery would end the server without a word.
+                nursery.cancel_scope.cancel()
 
     async def _watch_peer(self, socket: trio.socket.SocketType, scope: trio.CancelScope) -> None:
         """End the connection when the peer has closed its side, read or not."""

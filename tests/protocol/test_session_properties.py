@@ -150,7 +150,7 @@ class OneSession(RuleBasedStateMachine):
         assert append is not None
         fenced = view([entry for entry, _ in read_records(b"".join(self.log))]).fence > append.epoch
         if fenced:
-            self.session.fenced()
+            self.session.lost("fenced")
             return
         assert append.if_match == log_tag(self.log)
         if fate != "lost":

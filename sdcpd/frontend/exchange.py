@@ -53,6 +53,7 @@ class Exchange:
         self._body_s: Final = body_s
         self._send_s: Final = send_s
         self._body_read = False
+        self._ending = False  # the last piece is on its way; hypercorn may report its own closing as the client's
 
     def header(self, name: str) -> str | None:
         """A request header, the first of that name."""
@@ -97,7 +98,7 @@ class Exchange:
         """A whole answer. Raises ClientGone."""
         await self._skip_body()
         await self._start(status, (("content-type", content_type), ("content-length", str(len(body))), *headers))
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._send_last(body)
 
     async def open_stream(self, *, content_type: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
         """Begin an answer with status 200 whose length is not known. The body must be read. Raises ClientGone."""
@@ -110,7 +111,7 @@ class Exchange:
 
     async def close_stream(self) -> None:
         """The end of the stream. Raises ClientGone."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send_last(b"")
 
     async def _start(self, status: int, headers: tuple[tuple[str, str], ...]) -> None:
         assert self.status is None, "one answer per request"
@@ -124,6 +125,10 @@ class Exchange:
             await self._asgi_send(message)
         if deadline.cancelled_caught:
             raise ClientGone
+
+    async def _send_last(self, piece: bytes) -> None:
+        self._ending = True
+        await self._send({"type": "http.response.body", "body": piece, "more_body": False})
 
     async def _receive_body(self) -> bytes:
         message = await self._receive()
@@ -144,7 +149,8 @@ class Exchange:
         message: Message = {"type": ""}
         while message["type"] != "http.disconnect":
             message = await self._receive()
-        scope.cancel()
+        if not self._ending:
+            scope.cancel()
 
 
 def header(scope: Scope, name: str) -> str | None:

@@ -22,6 +22,7 @@ import structlog
 import trio
 import wsproto.utilities
 from hypercorn.config import Config
+from hypercorn.events import Closed, Event
 from hypercorn.logging import Logger
 from hypercorn.protocol.h2 import BufferCompleteError
 from hypercorn.trio.tcp_server import TCPServer
@@ -61,6 +62,9 @@ CONNECTION_FAULTS: Final = (
 because only foreign code is under it: faults of the application do not come this way, hypercorn keeps and logs them."""
 
 BACKLOG: Final = 128
+CLOSING_LIMIT_S: Final = 1.0
+"""For the pleasantries at the end of a connection, which cannot be cancelled either."""
+
 HANG_UP_CHECK_S: Final = 1.0
 PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 STREAMS_PER_CONNECTION: Final = 256
@@ -151,9 +155,8 @@ class FrontendServer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_peer, stream.socket, nursery.cancel_scope)
             client = _ClientStream(stream, self._settings.stalled_client_timeout_s)
-            server = TCPServer(self._app, self._config, self._context, {}, client)  # type: ignore[arg-type]  # any stream with a socket will do
             try:
-                await server.run()
+                await _Connection(self._app, self._config, self._context, client).run()
             finally:
                 # Also on the way out of a fault: hypercorn's task group passes on a Cancelled that was its own, and
                 # one that reached the accept loop's nursery would end the server without a word.
@@ -182,6 +185,25 @@ class FrontendServer:
             stream.socket.close()
 
 
+class _Connection(TCPServer):
+    """hypercorn's side of one connection, whose sending is not cancelled half-way.
+
+    A request that is cancelled (its client has left) may be in the middle of sending. Over HTTP/2 the octets it has
+    taken from the protocol's state would then be lost, and with them the connection for all other streams.
+    """
+
+    def __init__(self, app: Any, config: Config, context: WorkerContext, stream: "_ClientStream") -> None:
+        super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]  # any stream with a socket will do
+        self._client: Final = stream
+
+    async def protocol_send(self, event: Event) -> None:
+        limit_s = CLOSING_LIMIT_S if isinstance(event, Closed) else self._client.send_limit_s
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + limit_s) as bound:
+            await super().protocol_send(event)
+        if bound.cancelled_caught:
+            self._client.socket.close()
+
+
 class _ClientStream:
     """The stream as hypercorn sees it: a socket's, whose sends end when the client takes nothing."""
 
@@ -189,6 +211,7 @@ class _ClientStream:
         self.socket: Final = stream.socket
         self._stream: Final = stream
         self._stalled_s: Final = stalled_s
+        self.send_limit_s: Final = 2 * stalled_s + 1  # waiting for the sender before, which is bounded, then sending
 
     async def send_all(self, octets: bytes) -> None:
         with trio.move_on_after(self._stalled_s) as deadline:

@@ -434,6 +434,8 @@ class Placement:
         opening = self.phase is Phase.OPENING
         self.ending = ending
         self.phase = Phase.ENDED
+        if ending.stats is not None:
+            self.round = max(self.round, ending.stats.rounds)  # rounds are consecutive from 1, and this counts them
         self._output_due = None
         self._reader.lane.clear()
         open_in_flight = opening and self._main.in_flight

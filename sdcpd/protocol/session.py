@@ -16,9 +16,8 @@ and verdict, together.
 Beside the states: a session is *stopped* when this verifier lost it (fenced, or its log contradicts us). It is then
 neither finished nor failed, it lives elsewhere, and everything is refused (decision 65).
 
-The machine knows no task, clock, tensor or HTTP. `now` and `load` are arguments; what it wants said to the router
-accumulates as events that the role takes. It trusts its caller for three things only: that `peer` is authenticated,
-that rows belong to the ticket, and that a reported append really is durable.
+The machine knows no task, clock, tensor or HTTP. `now` and `load` are arguments; events for the router are taken by the
+role. It trusts its caller for three things: an authenticated `peer`, the right rows, and truly durable appends.
 """
 
 from collections.abc import Sequence
@@ -163,7 +162,6 @@ class Session:
         )
 
     def take_events(self) -> list[Event]:
-        """Events for the router since the last call, in order."""
         return self._events.take()
 
     # Assignments (6.1; decisions 41 to 43, 110, 111)
@@ -179,7 +177,7 @@ class Session:
             self._assignment_waits = True
             return Busy()
         self._assignment_waits = False
-        self._in_flight = None  # a self-decoded token still being scored is not committed and not needed
+        self._in_flight = None  # a self-decoded token still being scored is not needed
         fresh = assignment.drafter != self.named.uri or self.state is not State.DRAFTING
         self.named.accept(assignment, instance=self._instance)
         if self.named.uri is None:
@@ -408,7 +406,8 @@ class Session:
         if self._in_flight is not None or self._assignment_waits:
             return None
         tip = self.prefix.tip_pending
-        if self.prefix.pending >= self._limits.appends_ahead or (tip is not None and tip.action is Action.FINISH):
+        finishing = tip is not None and tip.action is Action.FINISH
+        if finishing or self.prefix.pending >= self._limits.appends_ahead:
             return None
         if self._period.may_go_on(self.contract, load):
             return self._next_work(())

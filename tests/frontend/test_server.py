@@ -15,6 +15,7 @@ import httpx2
 import pytest
 import structlog
 import trio
+from hypercorn.trio.tcp_server import TCPServer
 
 from sdcpd.frontend.server import Bound, FrontendServer, ListenFailed
 from sdcpd.frontend.settings import FrontendSettings
@@ -258,6 +259,47 @@ async def test_a_reset_stream_frees_its_session_only(stream: bool) -> None:
             await served.world.generations.wait_open(1)
         health = await client.request("GET", "/health", None)
         await client.until(lambda: health in client.ended)
+
+
+async def test_resets_do_not_harm_other_streams() -> None:
+    """A request that is cancelled while it sends must not take octets of the shared connection with it."""
+    script = [page(tokens_of(f"{number:04d}")) for number in range(150)]
+    whole = "".join(f"{number:04d}" for number in range(150))
+    async with serving([*script, page([], final=True)]) as served, h2_client(served) as client:
+        body = json.dumps(ASK | {"stream": True, "max_tokens": 1000}).encode()
+        numbers = [await client.request("POST", "/v1/completions", body) for _ in range(20)]
+        for position, number in enumerate(numbers[::2]):
+            await client.until(lambda wanted=position * 1500, of=number: len(client.bodies.get(of, b"")) > wanted)  # type: ignore[misc]  # defaults bind the loop's variables
+            client.state.reset_stream(number)
+            await client.flush()
+        await client.until(lambda: client.ended.issuperset(numbers[1::2]))
+        for number in numbers[1::2]:
+            assert "".join(event["choices"][0]["text"] for event in read_events(client.bodies[number])[:-1]) == whole
+        await trio.testing.wait_all_tasks_blocked()
+        assert served.world.app.snapshot().requests_running == 0
+
+
+async def test_a_cancellation_of_hypercorns_own_ends_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task group passes one on where trio's would keep it."""
+
+    async def stray(_: TCPServer) -> None:
+        kept: BaseException | None = None
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await trio.lowlevel.checkpoint()
+            except trio.Cancelled as cancelled:
+                kept = cancelled
+                raise
+        assert kept is not None
+        raise kept
+
+    async with serving() as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(TCPServer, "run", stray)
+            async with await served.connect() as stream:
+                assert await stream.receive_some() == b""
+        await check_alive(served)
 
 
 @pytest.mark.parametrize("version", [1, 2])

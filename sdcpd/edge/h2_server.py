@@ -1,0 +1,338 @@
+"""hypercorn's HTTP/2 stack as peers need it: one connection, from the first frame to the last.
+
+The stack is taken as it is (hypercorn.trio.tcp_server, hypercorn.protocol.h2: not public API, hence the pinned version
+and tests/edge/test_h2_server.py, which says what is used). What is done differently, and why:
+
+- Answering before the body was read cost the connection: hypercorn forgets the stream, and the next DATA for it raised
+  KeyError. Here such DATA is counted for flow control and dropped, and the peer is told to stop sending (RST_STREAM
+  with NO_ERROR after the whole answer, RFC 9113 section 8.1).
+- A stop said GOAWAY only after the last answer, and reset new requests as if they had been carried out. Here GOAWAY is
+  said at once, later requests are refused (REFUSED_STREAM: provably not processed), the others finish. h2 cannot send
+  anything after its own GOAWAY, so that frame is written without it.
+- A small answer was three writes, each a TLS record and a system call: HEADERS, DATA, END_STREAM. Here it is one.
+- Each request stopped an idle timer's task and started another. Here a connection notes when it fell idle, and the
+  server looks.
+- Windows of 64 KiB, and 100 streams. Limits are below.
+- What HTTP/1.1 offers cannot happen: the protocol is HTTP/2 from the first octet, with TLS and without.
+- A request that hypercorn trips over (CONNECT, a path that is no ASCII) costs its stream, not its connection.
+"""
+
+from contextlib import suppress
+from typing import Any, Final
+
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+import h2.stream
+import hpack
+import structlog
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Event, RawData, Updated
+from hypercorn.logging import Logger
+from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h2 import BufferCompleteError, H2Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
+from hyperframe.frame import GoAwayFrame
+from priority.priority import PriorityError
+
+from sdcpd.roles.ports import Clock
+
+log = structlog.get_logger(__name__)
+
+STREAM_WINDOW_BYTES: Final = 1 << 20
+"""What a peer may send on one stream before we have taken it: fills 1 Gbit/s over 8 ms."""
+CONNECTION_WINDOW_BYTES: Final = 8 << 20
+"""The same for all streams of a connection together; also what one peer can make us buffer at most."""
+FRAME_BYTES: Final = 64 << 10
+"""Each frame of a large body costs a turn of the loop; small messages wait behind one."""
+HEADER_LIST_BYTES: Final = 16 << 10
+"""Ours have a few hundred octets; a path may have 2048."""
+DEFAULT_WINDOW_BYTES: Final = 65_535
+"""A connection's window until it is opened (RFC 9113 section 6.9.2)."""
+
+CONNECTION_FAULTS: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    BufferCompleteError,
+    h2.exceptions.H2Error,
+    hpack.HPACKError,
+    PriorityError,
+    trio.BrokenResourceError,
+    trio.BusyResourceError,
+    trio.ClosedResourceError,
+)
+"""What the stack lets through when a peer provokes it ends that connection, not the process. The list is wide because
+only foreign code is under it: faults of the application do not come this way, hypercorn keeps and logs them."""
+
+
+class PeerStream:
+    """A stream with its handshake behind it, as hypercorn sees it; sends end when the peer takes nothing."""
+
+    def __init__(self, stream: trio.abc.Stream, stalled_s: float) -> None:
+        self._stream: Final = stream
+        self._stalled_s: Final = stalled_s
+
+    async def send_all(self, octets: bytes) -> None:
+        """Raises BrokenResourceError also for a peer that takes nothing for `stalled_s`."""
+        with trio.move_on_after(self._stalled_s) as deadline:
+            await self._stream.send_all(octets)
+        if deadline.cancelled_caught:
+            self.cut()
+            raise trio.BrokenResourceError("the peer takes nothing")
+
+    async def receive_some(self, limit: int) -> bytes:
+        """As trio's."""
+        return bytes(await self._stream.receive_some(limit))
+
+    async def aclose(self) -> None:
+        """As trio's."""
+        await self._stream.aclose()
+
+    def cut(self) -> None:
+        """Close what is below, now. It ends hypercorn's sends as well, which it shields from cancellation."""
+        _cut(self._stream)
+
+
+def _cut(stream: Any) -> None:
+    match stream:
+        case trio.SSLStream():
+            _cut(stream.transport_stream)
+        case trio.StapledStream():
+            _cut(stream.send_stream)
+            _cut(stream.receive_stream)
+        case trio.SocketStream():
+            stream.socket.close()
+        case _:
+            stream.close()  # trio's memory streams
+
+
+class PeerProtocol(H2Protocol):
+    """The frames of one connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = h2.settings.SettingCodes
+        self.connection.local_settings = h2.settings.Settings(
+            client=False,
+            initial_values={
+                settings.MAX_CONCURRENT_STREAMS: self.config.h2_max_concurrent_streams,
+                settings.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES,
+                settings.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+                settings.MAX_FRAME_SIZE: FRAME_BYTES,
+            },
+        )
+        self.connection.max_inbound_frame_size = FRAME_BYTES
+        self.connection.decoder.max_header_list_size = HEADER_LIST_BYTES
+        self.retired = False
+        self._heads: Final[dict[int, tuple[Response, bytearray]]] = {}  # answers begun, nothing of them sent yet
+
+    @property
+    def busy(self) -> bool:
+        """Is anything being asked or answered?"""
+        return bool(self.streams) or bool(self.stream_buffers)
+
+    async def initiate(self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None) -> None:
+        """Say our settings and open the connection's window."""
+        await super().initiate(headers, settings)
+        self.connection.increment_flow_control_window(CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
+        await self._flush()
+
+    async def retire(self) -> None:
+        """Take no further request. What was received is answered."""
+        if self.retired or self.closed:
+            return
+        self.retired = True
+        frame = GoAwayFrame(0, last_stream_id=self.connection.highest_inbound_stream_id)
+        await self.send(RawData(data=frame.serialize()))
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """An answer's parts, from the application. A small answer waits until it is whole."""
+        number = event.stream_id
+        match event:
+            case Response():
+                self._heads[number] = (event, bytearray())
+            case Body() if number in self._heads and len(self._heads[number][1]) + len(event.data) <= FRAME_BYTES:
+                self._heads[number][1].extend(event.data)
+            case EndBody() if number in self._heads and self._fits(number):
+                await self._send_whole(number)
+            case Body() | EndBody() if number in self._heads:
+                head, body = self._heads.pop(number)
+                await super().stream_send(head)
+                if body:
+                    await super().stream_send(Body(stream_id=number, data=bytes(body)))
+                await super().stream_send(event)
+            case StreamClosed():
+                self._heads.pop(number, None)
+                await super().stream_send(event)
+            case _:
+                await super().stream_send(event)
+
+    def _fits(self, number: int) -> bool:
+        """Can the rest of this answer go out in one frame, now?"""
+        size = len(self._heads[number][1])
+        try:
+            window = self.connection.local_flow_control_window(number)
+        except h2.exceptions.ProtocolError:  # the peer has reset the stream: what is sent will be dropped
+            return True
+        return size <= min(window, self.connection.max_outbound_frame_size)
+
+    async def _send_whole(self, number: int) -> None:
+        head, body = self._heads.pop(number)
+        status = (b":status", b"%d" % head.status_code)
+        try:
+            self.connection.send_headers(
+                number, [status, *head.headers, *self.config.response_headers("h2")], end_stream=not body
+            )
+            if body:
+                self.connection.send_data(number, bytes(body), end_stream=True)
+        except h2.exceptions.ProtocolError:
+            pass  # the peer has left
+        if self.stream_buffers.pop(number, None) is not None:
+            self.priority.remove_stream(number)
+        await self._flush()
+
+    async def _handle_events(self, events: list[h2.events.Event]) -> None:
+        for event in events:
+            match event:
+                case h2.events.RequestReceived(stream_id=int(number)) if self._refused(event):
+                    error = h2.errors.ErrorCodes.REFUSED_STREAM if self.retired else h2.errors.ErrorCodes.PROTOCOL_ERROR
+                    self._reset(number, error)
+                case h2.events.DataReceived(stream_id=int(number)) if number not in self.streams:
+                    self.connection.acknowledge_received_data(event.flow_controlled_length or 0, number)
+                case h2.events.PriorityUpdated():
+                    pass  # deprecated (RFC 9113 section 5.3.2), and a way to fill or tangle hypercorn's tree
+                case _:
+                    await super()._handle_events([event])
+        await self._flush()
+
+    def _refused(self, request: h2.events.RequestReceived) -> bool:
+        fields = dict(request.headers or ())
+        path = bytes(fields.get(b":path", b""))
+        return self.retired or bytes(fields.get(b":method", b"")) == b"CONNECT" or not path.isascii() or not path
+
+    async def _close_stream(self, stream_id: int) -> None:
+        await super()._close_stream(stream_id)
+        stream = self.connection.streams.get(stream_id)
+        if stream is not None and stream.state_machine.state is h2.stream.StreamState.HALF_CLOSED_LOCAL:
+            self._reset(stream_id, h2.errors.ErrorCodes.NO_ERROR)  # all was said; more of the request is of no use
+            if not self.closed:
+                await self._flush()
+
+    def _reset(self, number: int, error: h2.errors.ErrorCodes) -> None:
+        with suppress(h2.exceptions.ProtocolError):  # the peer was first
+            self.connection.reset_stream(number, error)
+
+
+class PeerConnection(TCPServer):
+    """One connection. `state` reaches the application as `scope["state"]`: it says who is calling."""
+
+    def __init__(
+        self, app: Any, config: Config, context: WorkerContext, state: Any, stream: PeerStream, clock: Clock
+    ) -> None:
+        super().__init__(app, config, context, state, stream)  # type: ignore[arg-type]  # any stream will do
+        self._clock: Final = clock
+        self._peer_stream: Final = stream
+        self._frames: PeerProtocol | None = None
+        self.idle_since: float | None = clock.now()
+        """None while a request is under way."""
+        self.retired_at: float | None = None
+
+    async def run(self) -> None:
+        """Serve until either side closes. As TCPServer.run after its handshake. Faults: CONNECTION_FAULTS."""
+        try:
+            async with TaskGroup() as task_group:
+                self._task_group = task_group
+                self._frames = PeerProtocol(
+                    self.app,
+                    self.config,
+                    self.context,
+                    task_group,
+                    ConnectionState(self.state),
+                    True,
+                    None,
+                    None,
+                    self.protocol_send,
+                )
+                self.protocol = self._frames  # type: ignore[assignment]  # without the wrapper that chooses HTTP/1.1
+                await self._frames.initiate()
+                await self._read_data()
+        finally:
+            await self._close()
+
+    @property
+    def busy(self) -> bool:
+        """Is anything being asked or answered?"""
+        return self._frames is not None and self._frames.busy
+
+    async def protocol_send(self, event: Event) -> None:
+        """As TCPServer's, without a task for each idle moment."""
+        if isinstance(event, Updated):
+            self.idle_since = self._clock.now() if event.idle else None
+        else:
+            await super().protocol_send(event)
+
+    async def retire(self) -> None:
+        """Take no further request; the peer, told so, will close when it has its answers."""
+        if self.retired_at is None and self._frames is not None:
+            self.retired_at = self._clock.now()
+            await self._frames.retire()
+
+    def cut(self) -> None:
+        """Close now, whatever is under way."""
+        self._peer_stream.cut()
+
+
+class _Log(Logger):
+    """hypercorn's log as ours. Requests are counted by the dispatcher, which knows what must not be logged."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.error_logger = None
+
+    async def access(self, *_args: Any) -> None:
+        return
+
+    async def exception(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        log.exception("peer server", message=message)
+
+
+def hypercorn_config(streams_per_connection: int) -> Config:
+    """What of hypercorn's configuration has a say here."""
+    config = Config()
+    config.logger_class = _Log
+    config.accesslog = None
+    config.errorlog = None
+    config.include_server_header = False
+    config.keep_alive_max_requests = 1 << 62  # the default closes a busy connection after 1000, in mid-answer
+    config.h2_max_concurrent_streams = streams_per_connection
+    return config
+
+
+def wrap_peer_app(app: Any) -> Any:
+    """An ASGI application as hypercorn's stack calls it."""
+    return wrap_app(app, 0, "asgi")
+
+
+__all__ = [
+    "CONNECTION_FAULTS",
+    "PeerConnection",
+    "PeerStream",
+    "WorkerContext",
+    "hypercorn_config",
+    "wrap_peer_app",
+]

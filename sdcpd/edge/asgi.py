@@ -18,13 +18,13 @@ from typing import Any, ClassVar, Final
 import trio
 from msgspec import Struct
 
-from sdcpd.edge.identity import AS_FIELD, Identity
+from sdcpd.edge.identity import AS_FIELD
 from sdcpd.edge.problem_body import problem_response
 from sdcpd.edge.transport import REQUESTS_LIMIT, Handler, Request, Response
 from sdcpd.protocol.problems import Overloaded, Problem, UnknownResource
 
 BODIES_LIMIT_BYTES: Final = 256 << 20
-"""Bodies being collected, of all requests together; one that would go beyond is answered 503."""
+"""Bodies of all requests under way together; one that would go beyond is answered 503."""
 BODY_TIMEOUT_S: Final = 60.0
 """For a whole body. The largest objects arrive in less over 1 Gbit/s; who dribbles holds memory."""
 IDENTITY: Final = "identity"
@@ -108,30 +108,30 @@ class PeerApp:
         """ASGI."""
         if scope["type"] != "http":
             return  # a WebSocket request; the server refuses it
+        body = _Body()
         self._under_way += 1
         try:
             async with trio.open_nursery() as nursery:
-                await self._serve(scope, receive, send, nursery)
+                await self._serve(scope, receive, send, nursery, body)
                 nursery.cancel_scope.cancel()
         finally:
             self._under_way -= 1
+            self._bodies_bytes -= body.size
 
-    async def _serve(self, scope: Any, receive: Receive, send: Send, nursery: trio.Nursery) -> None:
+    async def _serve(self, scope: Any, receive: Receive, send: Send, nursery: trio.Nursery, body: "_Body") -> None:
         """One request, to the last octet of its answer. Its peer's leaving cancels the nursery."""
-        body: bytes | None = b""
         try:
             mount, request = self._open(scope)
             peer = scope["state"][IDENTITY].caller(request.headers.get(AS_FIELD))
-            body = await self._body(receive, mount.body_limit_bytes(request.method, request.path))
+            if not await self._collect(receive, mount.body_limit_bytes(request.method, request.path), body):
+                return  # the peer has left already
         except Problem as problem:
             nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
             await _answer(send, problem_response(problem))
             return
-        if body is None:
-            return  # the peer has left already
         nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
         try:
-            asked = Request(request.method, request.path, request.query, request.headers, body)
+            asked = Request(request.method, request.path, request.query, request.headers, body.octets())
             response = await mount.handler(peer, asked)
         except Exception as error:
             self._on_failure(error)
@@ -155,28 +155,34 @@ class PeerApp:
                 return mount, request
         raise UnknownResource("no such resource")
 
-    async def _body(self, receive: Receive, limit_bytes: int) -> bytes | None:
-        """The body, or its first `limit_bytes` + 1 octets; None when the peer left. Raises Problem."""
-        pieces: list[bytes] = []
-        size = 0
-        try:
-            with trio.move_on_after(BODY_TIMEOUT_S):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    piece = message["body"]
-                    if piece:
-                        pieces.append(piece)
-                        size += len(piece)
-                        self._bodies_bytes += len(piece)
-                    if not message["more_body"] or size > limit_bytes:
-                        return (pieces[0] if len(pieces) == 1 else b"".join(pieces))[: limit_bytes + 1]
-                    if self._bodies_bytes > BODIES_LIMIT_BYTES:
-                        raise Overloaded("too many bodies are under way", retry_after_s=1)
-            raise RequestTimeout(f"the body has not arrived within {BODY_TIMEOUT_S:.0f} s")
-        finally:
-            self._bodies_bytes -= size
+    async def _collect(self, receive: Receive, limit_bytes: int, body: "_Body") -> bool:
+        """Take the body up to the first octet beyond the limit; False when the peer left. Raises Problem."""
+        with trio.move_on_after(BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return False
+                piece: bytes = message["body"][: limit_bytes + 1 - body.size]
+                if piece:
+                    body.pieces.append(piece)
+                    body.size += len(piece)
+                    self._bodies_bytes += len(piece)
+                if not message["more_body"] or body.size > limit_bytes:
+                    return True
+                if self._bodies_bytes > BODIES_LIMIT_BYTES:
+                    raise Overloaded("too many bodies are under way", retry_after_s=1)
+        raise RequestTimeout(f"the body has not arrived within {BODY_TIMEOUT_S:.0f} s")
+
+
+class _Body:
+    """What has come of one body."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.size = 0
+
+    def octets(self) -> bytes:
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
 async def _until_gone(receive: Receive, scope: trio.CancelScope) -> None:

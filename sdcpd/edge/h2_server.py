@@ -10,8 +10,9 @@ and tests/edge/test_h2_server.py, which says what is used). What is done differe
   said at once, later requests are refused (REFUSED_STREAM: provably not processed), the others finish. h2 cannot send
   anything after its own GOAWAY, so that frame is written without it.
 - A small answer was three writes, each a TLS record and a system call: HEADERS, DATA, END_STREAM. Here it is one.
-- Each request stopped an idle timer's task and started another. Here a connection notes when it fell idle, and the
-  server looks.
+- Each request stopped an idle timer's task and started another, and after a reset stream none was started. Here the
+  server looks at its connections now and then.
+- A request's task that was cancelled while it waited to send took frames with it that others built on.
 - Windows of 64 KiB, and 100 streams. Limits are below.
 - What HTTP/1.1 offers cannot happen: the protocol is HTTP/2 from the first octet, with TLS and without.
 - A request that hypercorn trips over (CONNECT, a path that is no ASCII) costs its stream, not its connection.
@@ -248,8 +249,8 @@ class PeerConnection(TCPServer):
         self._clock: Final = clock
         self._peer_stream: Final = stream
         self._frames: PeerProtocol | None = None
-        self.idle_since: float | None = clock.now()
-        """None while a request is under way."""
+        self._requests_seen = 0
+        self._idle_since = clock.now()
         self.retired_at: float | None = None
 
     async def run(self) -> None:
@@ -274,16 +275,23 @@ class PeerConnection(TCPServer):
         finally:
             await self._close()
 
-    @property
-    def busy(self) -> bool:
-        """Is anything being asked or answered?"""
-        return self._frames is not None and self._frames.busy
+    def idle_s(self) -> float:
+        """For how long no request is known to have been under way; asked again and again."""
+        now = self._clock.now()
+        if self._frames is not None and (self._frames.busy or self._frames.keep_alive_requests != self._requests_seen):
+            self._requests_seen = self._frames.keep_alive_requests
+            self._idle_since = now
+        return now - self._idle_since
 
     async def protocol_send(self, event: Event) -> None:
-        """As TCPServer's, without a task for each idle moment."""
+        """As TCPServer's, without a task for each idle moment.
+
+        Shielded as a whole: a request's task that is cancelled while it waits for its turn would take its frames with
+        it, and with them header compression state that all later answers build on. PeerStream bounds the wait.
+        """
         if isinstance(event, Updated):
-            self.idle_since = self._clock.now() if event.idle else None
-        else:
+            return
+        with trio.CancelScope(shield=True):
             await super().protocol_send(event)
 
     async def retire(self) -> None:

@@ -3,16 +3,20 @@
 Query i of a span of m over k keys sees keys 0 .. k-m+i. That is always said by an explicit mask: the `is_causal` flag
 of the scaled dot product aligns the triangle with the first key, which is wrong as soon as there is a cached prefix.
 
-Grouped queries are folded: the heads that share a key head become rows of one product, so each key is read once and
-nothing is repeated in memory. Row (token, group) of a key head stands at token * groups + group.
+Per layer, the keys and values of a segment are gathered from their pages, then multiplied. (Reading them where they lie
+was tried for sequences of consecutive pages: no faster on CPU, since the product reads strided memory badly. So was one
+product for all segments of equal size: a little faster for short contexts, slower once eight sequences' keys no
+longer fit the cache.) Grouped queries are folded: the heads that share a key head become rows of one product, so each
+key is read once and nothing is repeated in memory.
 
 Rows and keys are padded, to multiples of ROW_MULTIPLE and KEY_MULTIPLE. On CPU a row then has the same bits however
 many rows share the pass, whatever their neighbours, however the prefix was cut into passes (measured for 1 to 160
 tokens, fp32 and bf16; multiples of 64 or 256 keys are not enough, because the kernel works in blocks of 512 keys and a
-shorter last block changes the order of its sums). It costs 2 to 3 % of a pass at 256 tokens of context, less later.
-Padded rows are the next segment's or zeros and see one key; their results are dropped.
+shorter last block changes the order of its sums). The price is 1 to 3 % of a pass at 256 tokens of context, less
+later. Padded queries repeat the first and see one key; padded keys repeat the first and are masked.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,72 +27,104 @@ from torch.nn.functional import scaled_dot_product_attention
 from sdcpd.engine.batch import Segment
 
 ROW_MULTIPLE: Final = 4
+KEY_MULTIPLE: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What attention needs to know of one segment in all layers of a pass.
+class _Reading:
+    """One segment. Its queries are rows `first` .. of the gathered ones, `rows` a key head.
 
-    `mask` is [1, 1, rows, keys], additive. `index` (int64 [keys]) lists the slots to gather when they are not in place.
+    `mask` [1, 1, rows, keys], additive; `slots` int64 [keys].
     """
 
     first: int
-    count: int
-    first_row: int
     rows: int
     mask: Tensor
-    base: int
-    keys: int
-    index: Tensor | None
+    slots: Tensor
 
 
-def row_padding(tokens: int, groups: int) -> int:
-    """Rows that a buffer of queries needs for a pass of `tokens`, so that the last segment's padding is inside."""
-    return tokens * groups + ROW_MULTIPLE
+class PagedAttention:
+    """Attention of one pass. Built once, then called for each layer."""
+
+    def __init__(
+        self, segments: Sequence[Segment], *, heads: int, kv_heads: int, head_dim: int, page_tokens: int, like: Tensor
+    ) -> None:
+        """`like` gives dtype and device of queries, keys and values."""
+        self._kv_heads = kv_heads
+        self._head_dim = head_dim
+        self._readings: list[_Reading] = []
+        groups = heads // kv_heads
+        queries: list[Tensor] = []
+        outputs: list[Tensor] = []
+        first = 0
+        for segment in segments:
+            rows = _round_up(segment.count * groups, ROW_MULTIPLE)
+            keys = _round_up(segment.length, KEY_MULTIPLE)
+            mask = _mask(segment, groups, rows, keys, like)
+            self._readings.append(_Reading(first, rows, mask, _slots(segment, page_tokens, keys, like.device)))
+            queries.append(_query_index(segment, heads, kv_heads, rows))
+            outputs.append(_output_index(segment, kv_heads, groups, first))
+            first += rows * kv_heads
+        self._queries = torch.cat(queries).to(like.device)
+        self._outputs = torch.cat(outputs).to(like.device)
+
+    def __call__(self, heads: Tensor, pool: Tensor) -> Tensor:
+        """One layer. `heads` [T, heads + kv_heads, head_dim]: rotated queries, then keys (which are not looked at).
+
+        `pool` [2 * kv_heads, slots, head_dim] is the layer's part of the page pool, the pass's own keys and values
+        included. Returns [T, heads * head_dim].
+        """
+        kv_heads, head_dim = self._kv_heads, self._head_dim
+        queries = heads.view(-1, head_dim).index_select(0, self._queries)
+        found: list[Tensor] = []
+        for reading in self._readings:
+            rows = queries[reading.first : reading.first + reading.rows * kv_heads]
+            gathered = pool.index_select(1, reading.slots)
+            attended = scaled_dot_product_attention(
+                rows.view(1, kv_heads, reading.rows, head_dim),
+                gathered[None, :kv_heads],
+                gathered[None, kv_heads:],
+                attn_mask=reading.mask,
+            )
+            # On CPU the kernel's result lies in memory as [rows, kv_heads, head_dim], so this copies nothing.
+            found.append(attended.transpose(1, 2).reshape(-1, head_dim))
+        together = found[0] if len(found) == 1 else torch.cat(found)
+        return together.index_select(0, self._outputs).view(len(heads), -1)
 
 
-def read_segment(segment: Segment, groups: int, page_tokens: int, like: Tensor) -> Reading:
-    """Prepare a segment for all layers. `like` gives dtype and device of the mask."""
-    device = like.device
-    rows = -(-segment.count * groups // ROW_MULTIPLE) * ROW_MULTIPLE
-    last_seen = torch.zeros(rows, dtype=torch.int64, device=device)
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _mask(segment: Segment, groups: int, rows: int, keys: int, like: Tensor) -> Tensor:
+    """0 where a query may look, -inf elsewhere: [1, 1, rows, keys]. Row r is token r // groups of the segment."""
     start = segment.length - segment.count
-    last_seen[: segment.count * groups] = torch.arange(
-        start * groups, segment.length * groups, dtype=torch.int64, device=device
-    ).div_(groups, rounding_mode="floor")
-    hidden = torch.arange(segment.keys, device=device) > last_seen[:, None]
-    mask = torch.zeros((rows, segment.keys), dtype=like.dtype, device=device).masked_fill_(hidden, float("-inf"))
-    return Reading(
-        first=segment.first,
-        count=segment.count,
-        first_row=segment.first * groups,
-        rows=rows,
-        mask=mask[None, None],
-        base=segment.base or 0,
-        keys=segment.keys,
-        index=None if segment.base is not None else _gather_index(segment, page_tokens, device),
-    )
+    last_seen = torch.arange(start, segment.length).repeat_interleave(groups)
+    padding = torch.zeros(rows - len(last_seen), dtype=last_seen.dtype)
+    hidden = torch.arange(keys) > torch.cat((last_seen, padding))[:, None]
+    mask = torch.zeros((rows, keys), dtype=like.dtype).masked_fill_(hidden, float("-inf"))
+    return mask[None, None].to(like.device)
 
 
-def _gather_index(segment: Segment, page_tokens: int, device: torch.device) -> Tensor:
-    """Slots of the first `keys` positions; past the sequence's end its first slot stands in, masked."""
-    pages = torch.tensor(segment.pages, dtype=torch.int64, device=device)
-    slots = (pages[:, None] * page_tokens + torch.arange(page_tokens, device=device)).flatten()[: segment.keys]
-    index = slots.new_full((segment.keys,), segment.pages[0] * page_tokens)
-    index[: len(slots)] = slots
-    return index
+def _slots(segment: Segment, page_tokens: int, keys: int, device: torch.device) -> Tensor:
+    """The slots to gather: those of the segment's positions, then its first slot again and again."""
+    pages = torch.tensor(segment.pages)
+    own = (pages[:, None] * page_tokens + torch.arange(page_tokens)).flatten()[: segment.length]
+    return torch.cat((own, own[:1].expand(keys - segment.length))).to(device)
 
 
-def attend(reading: Reading, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """One segment's attention in one layer.
+def _query_index(segment: Segment, heads: int, kv_heads: int, rows: int) -> Tensor:
+    """Where each folded query stands among the [T * (heads + kv_heads)] heads of the pass: [kv_heads * rows].
 
-    `queries` [kv_heads, >= rows of the pass, head_dim], folded; `keys` and `values` [kv_heads, slots, head_dim], the
-    pool's. Returns [kv_heads, rows, head_dim] of which the first count * groups rows count.
+    Query head h reads key head h // groups; a key head's rows are its groups, token by token.
     """
-    rows = queries[None, :, reading.first_row : reading.first_row + reading.rows]
-    if reading.index is None:
-        end = reading.base + reading.keys
-        keys, values = keys[:, reading.base : end], values[:, reading.base : end]
-    else:
-        keys, values = keys.index_select(1, reading.index), values.index_select(1, reading.index)
-    return scaled_dot_product_attention(rows, keys[None], values[None], attn_mask=reading.mask)[0]
+    tokens = torch.arange(segment.first, segment.first + segment.count) * (heads + kv_heads)
+    folded = (tokens[:, None] + torch.arange(heads)).view(segment.count, kv_heads, heads // kv_heads)
+    folded = folded.transpose(0, 1).reshape(kv_heads, -1)
+    return torch.cat((folded, folded[:, :1].expand(-1, rows - folded.shape[1])), 1).flatten()
+
+
+def _output_index(segment: Segment, kv_heads: int, groups: int, first: int) -> Tensor:
+    """Where head h of each token stands among the results, which lie as [rows, kv_heads]: [count * heads]."""
+    rows = torch.arange(segment.count * groups).view(segment.count, 1, groups) * kv_heads
+    return (first + rows + torch.arange(kv_heads)[:, None]).flatten()

@@ -6,36 +6,27 @@ layers see nothing else. Only attention must know where a sequence begins: that 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from sdcpd.cache.gpu_tier import PagePool
 from sdcpd.engine.block_tables import BlockTable
 from sdcpd.engine.spans import Span
-
-KEY_MULTIPLE: Final = 512
-"""Attention reads this many keys or a multiple, the ones past a sequence's end masked. See attention.py for why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A span's place in the pass. Its `count` tokens stand at `first`; the last of them sees `length` keys.
+    """A span's place in the pass: its `count` tokens stand at `first`, and the last of them sees `length` keys.
 
-    `keys` >= length is the padded number of keys to read. They are the slots from `base` on when the sequence lies in
-    one piece with enough harmless slots behind it; else `base` is None and they are gathered from `pages`.
+    `pages` are the sequence's pages up to there.
     """
 
     first: int
     count: int
     length: int
-    keys: int
-    base: int | None
     pages: tuple[int, ...]
-    table: BlockTable
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A finished order for the worker. Lists are parallel: one entry a token of the pass.
+    """A finished order for the worker. The first three lists are parallel: one entry a token of the pass.
 
     `wanted` holds the places of the tokens whose logits are asked for, span by span; `row_counts` how many of them each
     span has.
@@ -49,7 +40,7 @@ class Batch:
     row_counts: tuple[int, ...]
 
 
-def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], pool: PagePool, vocabulary: int) -> Batch:
+def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabulary: int) -> Batch:
     """Plan one pass and count its positions as valid.
 
     Asserts what callers owe: known sequences, each at most once; spans that begin where the valid positions end, inside
@@ -68,37 +59,13 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], pool: Pa
         end = span.start + count
         assert count >= 1
         assert 0 <= span.rows <= count
-        assert span.start <= table.length, "a hole before the span"  # what stands there was proposed in vain
+        assert span.start == table.length, "a span begins where the valid positions end"
         assert end <= table.capacity_tokens, "pages are reserved before a pass"
         assert 0 <= min(span.tokens) <= max(span.tokens) < vocabulary, "token ids are checked where they come in"
-        keys = -(-end // KEY_MULTIPLE) * KEY_MULTIPLE
-        segments.append(
-            Segment(
-                first=len(tokens),
-                count=count,
-                length=end,
-                keys=keys,
-                base=_base(table, keys, pool),
-                pages=tuple(table.pages),
-                table=table,
-            )
-        )
+        segments.append(Segment(first=len(tokens), count=count, length=end, pages=tuple(table.pages)))
         tokens += span.tokens
         positions += range(span.start, end)
         slots += table.slots(span.start, end)
         wanted += range(len(tokens) - span.rows, len(tokens))
         table.length = end
     return Batch(tokens, positions, slots, tuple(segments), wanted, tuple(span.rows for span in spans))
-
-
-def _base(table: BlockTable, keys: int, pool: PagePool) -> int | None:
-    """First slot of a sequence that can be read in place, else None.
-
-    Slots past its own pages must be free ones: they hold finite numbers, and nothing in this pass writes them.
-    """
-    if not table.consecutive:
-        return None
-    behind = -(-keys // pool.page_tokens) - len(table.pages)
-    if behind > 0 and not pool.are_free(table.pages[-1] + 1, behind):
-        return None
-    return table.pages[0] * pool.page_tokens

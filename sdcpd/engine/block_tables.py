@@ -1,8 +1,8 @@
 """Which pages a sequence has, and how much of them is valid.
 
-A table has two lengths. `reserved` pages are the sequence's to write. `length` is the number of positions from 0 whose
-keys and values are valid: planning a pass raises it, `truncate` lowers it when proposed tokens were rejected (draft
-6.3: the drafter discards, and so does the verifier). length <= pages * page_tokens always.
+A table has two lengths. Its pages are the sequence's to write. `length` is the number of positions from 0 whose keys
+and values are valid: planning a pass raises it, `truncate` lowers it when proposed tokens were rejected (draft 6.3).
+length <= pages * page_tokens always.
 """
 
 from sdcpd.cache.gpu_tier import PagePool
@@ -11,16 +11,12 @@ from sdcpd.cache.gpu_tier import PagePool
 class BlockTable:
     """The pages of one sequence, in the order of its positions."""
 
-    __slots__ = ("_pool", "consecutive", "length", "pages", "poisoned")
+    __slots__ = ("_pool", "length", "pages")
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self.pages: list[int] = []
         self.length = 0
-        self.consecutive = True
-        """Whether each page is the one after the page before it."""
-        self.poisoned = False
-        """Set by a pass (in the worker) when keys or values of this sequence were not finite. Never taken back."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -33,18 +29,16 @@ class BlockTable:
             return True
         if not self._pool.can_allocate(missing):
             return False
-        self.pages += self._pool.allocate(missing, after=self.pages[-1] if self.pages else None)
-        self._look()
+        self.pages += self._pool.allocate(missing)
         return True
 
     def truncate(self, length: int) -> None:
-        """Keep `length` valid positions; pages wholly past them go back to the pool."""
+        """Keep `length` valid positions; pages wholly past them go back to the pool, reserved ones too."""
         assert 0 <= length <= self.length, "only valid positions can be kept"
         self.length = length
         kept = -(-length // self._pool.page_tokens)
         self._pool.release(self.pages[kept:])
         del self.pages[kept:]
-        self._look()
 
     def close(self) -> None:
         """Give all pages back."""
@@ -54,9 +48,3 @@ class BlockTable:
         """The slots of positions start to end - 1."""
         size = self._pool.page_tokens
         return [self.pages[position // size] * size + position % size for position in range(start, end)]
-
-    def _look(self) -> None:
-        self.consecutive = not self.pages or self.pages[-1] - self.pages[0] == len(self.pages) - 1
-        # Enough while pages ascend; a run that jumps and comes back by chance must not pass for consecutive.
-        if self.consecutive:
-            self.consecutive = all(b == a + 1 for a, b in zip(self.pages, self.pages[1:], strict=False))

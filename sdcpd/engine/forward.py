@@ -18,7 +18,6 @@ from typing import Final
 import torch
 
 from sdcpd.cache.gpu_tier import PagePool
-from sdcpd.engine.attention import read_segment
 from sdcpd.engine.batch import Batch, plan_batch
 from sdcpd.engine.block_tables import BlockTable
 from sdcpd.engine.device import DTYPES, choose, free_bytes
@@ -122,45 +121,30 @@ class Engine:
     def plan(self, spans: Sequence[Span]) -> Batch:
         """Turn spans into one pass. See `plan_batch` for what callers owe."""
         assert all(span.start + len(span.tokens) <= self.info.context_tokens for span in spans), "callers clamp"
-        return plan_batch(spans, self._tables, self.pool, self.info.vocabulary)
+        return plan_batch(spans, self._tables, self.info.vocabulary)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[tuple[Row, ...]]:
         """Compute a planned pass: for each span, in order, its wanted rows. In the worker thread."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        decoder, pool = self._decoder, self.pool.slots
-        slots = self._tensor(batch.slots)
-        readings = [read_segment(segment, decoder.groups, self.pool.page_tokens, pool) for segment in batch.segments]
-        states = decoder.hidden_states(self._tensor(batch.tokens), self._tensor(batch.positions), slots, readings, pool)
-        self._quarantine(batch, slots)
+        states = self._decoder.hidden_states(
+            self._tensor(batch.tokens),
+            self._tensor(batch.positions),
+            self._tensor(batch.slots),
+            batch.segments,
+            self.pool.slots,
+            self.pool.page_tokens,
+        )
         rows: list[Row] = []
         if batch.wanted:
             wanted = states if len(batch.wanted) == len(states) else states[self._tensor(batch.wanted)]
-            rows = read_rows(decoder.logits(wanted))
+            rows = read_rows(self._decoder.logits(wanted))
         answers: list[tuple[Row, ...]] = []
-        for segment, count in zip(batch.segments, batch.row_counts, strict=True):
-            own, rows = rows[:count], rows[count:]
-            if segment.table.poisoned:
-                own = [Row(token=0, margin=0.0, finite=False)] * count
-            answers.append(tuple(own))
+        for count in batch.row_counts:
+            answers.append(tuple(rows[:count]))
+            rows = rows[count:]
         return answers
-
-    def _quarantine(self, batch: Batch, slots: torch.Tensor) -> None:
-        """Keep the pool finite: other keys and values would reach others through masked slots (0 times NaN is NaN).
-
-        A sequence that wrote such is poisoned (none of its rows is finite from now on), and what it wrote is cleared.
-        """
-        pool = self.pool.slots
-        sums = pool.index_select(3, slots).sum(dim=(0, 1, 2, 4), dtype=torch.float32)
-        finite: list[bool] = sums.isfinite().tolist()
-        if all(finite):
-            return
-        for segment in batch.segments:
-            end = segment.first + segment.count
-            if not all(finite[segment.first : end]):
-                segment.table.poisoned = True
-                pool[:, :, :, slots[segment.first : end]] = 0
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)

@@ -155,12 +155,8 @@ class FrontendServer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_peer, stream.socket, nursery.cancel_scope)
             client = _ClientStream(stream, self._settings.stalled_client_timeout_s)
-            try:
-                await _Connection(self._app, self._config, self._context, client).run()
-            finally:
-                # Also on the way out of a fault: hypercorn's task group passes on a Cancelled that was its own, and
-                # one that reached the accept loop's nursery would end the server without a word.
-                nursery.cancel_scope.cancel()
+            await _Connection(self._app, self._config, self._context, client).run()
+            nursery.cancel_scope.cancel()
 
     async def _watch_peer(self, socket: trio.socket.SocketType, scope: trio.CancelScope) -> None:
         """End the connection when the peer has closed its side, read or not."""
@@ -189,7 +185,8 @@ class _Connection(TCPServer):
     """hypercorn's side of one connection, whose sending is not cancelled half-way.
 
     A request that is cancelled (its client has left) may be in the middle of sending. Over HTTP/2 the octets it has
-    taken from the protocol's state would then be lost, and with them the connection for all other streams.
+    taken from the protocol's state would be lost, and with them the connection for all other streams; over HTTP/1.1 a
+    connection that is being closed would stay half open.
     """
 
     def __init__(self, app: Any, config: Config, context: WorkerContext, stream: "_ClientStream") -> None:

@@ -107,7 +107,7 @@ class Router:
         if uri != named_uri:
             raise IllFormed("status.instance is not the instance named in the path")
         role = InstanceRole(message.role).name.lower()
-        if False:
+        if peer.role != role or peer.uri != uri:
             raise Forbidden(f"only the {role} {uri} may report its status")
         status = msgspec.structs.replace(message, instance=uri)
         report = self._fleet.report(status, self._ports.clock.now())

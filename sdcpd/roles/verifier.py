@@ -198,7 +198,9 @@ class Verifier:
     async def cancel_session(self, peer: Peer, session: bytes) -> None:
         """DELETE sessions/{id} (decision 37). Answers once the end is durable and the KV is free."""
         hosted = self._hosted(session)
-        machine = self._machine(hosted)
+        machine = hosted.machine  # also while the prompt is still being run: nobody waits for it any more
+        if machine is None:
+            raise Overloaded("the session is still being opened", retry_after_s=1)
         machine.cancel("cancelled")
         hosted.changes.notify()
         with trio.move_on_after(self._settings.assignment_wait_s):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from sdcpd.frontend.errors import ApiError
@@ -20,6 +21,7 @@ class Client:
         self.pieces = pieces
         self.then = then
         self.takes_s = takes_s
+        self.closes_itself = False
         self.read_bytes = 0
         self.sent: list[dict[str, Any]] = []
         self.gone = trio.Event()
@@ -39,6 +41,9 @@ class Client:
         return {"type": "http.disconnect"}
 
     async def send(self, message: dict[str, Any]) -> None:
+        if self.closes_itself and not message.get("more_body", True):
+            self.gone.set()
+            await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(self.takes_s)
         self.sent.append(message)
 
@@ -125,6 +130,20 @@ async def test_work_is_dropped_when_the_client_leaves(autojump_clock: MockClock)
         with pytest.raises(ClientGone):
             await exchange.until_gone(work)
     assert dropped_at == pytest.approx(3)
+
+
+async def test_an_answer_that_ends_its_connection_has_reached_the_client() -> None:
+    """hypercorn says that the client has left as soon as it has closed the connection itself."""
+    client = Client([b""])
+    client.closes_itself = True
+    exchange = client.exchange()
+    await exchange.read_body()
+
+    async def work(_: trio.Nursery) -> None:
+        await exchange.answer(200, b"{}")
+
+    await exchange.until_gone(work)
+    assert len(client.sent) == 2
 
 
 @pytest.mark.parametrize("error", [ApiError(400, "no"), ClientGone()])

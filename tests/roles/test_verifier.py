@@ -268,6 +268,17 @@ async def test_cancel_frees_and_ends_the_log(autojump_clock: MockClock) -> None:
         await stand.verifier.cancel_session(ROUTER_PEER, SESSION)
 
 
+async def test_a_session_can_be_cancelled_while_its_prompt_is_run(autojump_clock: MockClock) -> None:
+    async with running({"context_tokens": 1024, "pages": 128, "pass_s": 1.0}, max_batch_tokens=128) as stand:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: stand.open(prompt=(1,) * 900))
+            await trio.sleep(2.5)
+            started = trio.current_time()
+            await stand.verifier.cancel_session(ROUTER_PEER, SESSION)
+            assert trio.current_time() - started < 0.5
+            assert stand.engine.free_pages == stand.engine.info.pages
+
+
 async def test_non_finite_logits_fail_their_session_alone(autojump_clock: MockClock) -> None:
     async with running() as stand:
         await stand.open()

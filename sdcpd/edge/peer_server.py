@@ -1,0 +1,252 @@
+"""The SDCP port: our own accept loop, which settles who is calling before any octet of HTTP (design 2.1, bug 28).
+
+    accepted -> handshake -> served -> retired -> closed
+
+- *Handshake*: TLS 1.3 with a client certificate, within a deadline. Few run at once; when one more comes, the oldest
+  gives way. Whoever opens connections and says nothing (slow loris) thus pushes out his own, since a peer that speaks
+  is done in milliseconds.
+- *Served*: by hypercorn's HTTP/2 (h2_server.py), with the certificate's identity in the connection's state.
+- *Retired*: told that no further request is taken (GOAWAY). What is under way is answered, then the peer closes; if it
+  does not, we do, a moment later: closing at once could destroy an answer that is still on its way. This is how idle
+  connections end, how all end at a stop (within `grace_s`), and how peers come to use renewed certificates (`retire`).
+
+Without TLS (`insecure_loopback`) there is no handshake and identities are claimed; only loopback addresses are accepted
+then, looked at after binding, so that a host name cannot say otherwise.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+import trio
+from msgspec import Struct
+
+from sdcpd.edge.asgi import IDENTITY, PeerApp
+from sdcpd.edge.h2_server import (
+    CONNECTION_FAULTS,
+    PeerConnection,
+    PeerStream,
+    WorkerContext,
+    hypercorn_config,
+    wrap_peer_app,
+)
+from sdcpd.edge.identity import CertifiedIdentity, ClaimedIdentity, Identity, certificate_names
+from sdcpd.edge.tls import ALPN, Tls
+from sdcpd.edge.wire_settings import PeerServerSettings, is_loopback, split_listen
+from sdcpd.roles.ports import Clock
+
+log = structlog.get_logger(__name__)
+
+BACKLOG: Final = 128
+TEND_S: Final = 0.25
+"""How often connections are looked at: the grain of the times below."""
+LINGER_S: Final = 1.0
+"""How long a retired connection without requests is left to its peer to close."""
+
+
+class PeerListenFailed(OSError):
+    """The address cannot be listened on. The text says why; an operator can mend it."""
+
+
+class PeerBound(Struct, frozen=True):
+    """Where the port is; `port` is real also when port 0 was asked for."""
+
+    host: str
+    port: int
+
+
+class PeerServer:
+    """Serves the application until stopped. `run` once. Without `tls` the settings must allow it."""
+
+    def __init__(self, app: PeerApp, settings: PeerServerSettings, clock: Clock, tls: Tls | None) -> None:
+        """Raises ValueError for TLS together with `insecure_loopback`, or neither."""
+        if settings.insecure_loopback == (tls is not None):
+            raise ValueError("the SDCP port wants either TLS files or insecure_loopback = true")
+        self._app: Final = wrap_peer_app(app)
+        self._settings: Final = settings
+        self._clock: Final = clock
+        self._tls: Final = tls
+        self._config: Final = hypercorn_config(settings.streams_per_connection)
+        self._context: Final = WorkerContext(None)
+        self._stopping: Final = trio.Event()
+        self._handshakes: Final[dict[trio.CancelScope, None]] = {}  # oldest first
+        self._connections: Final[dict[PeerConnection, None]] = {}
+        self._retire_all = False
+
+    @property
+    def connections(self) -> int:
+        """Those that are served, retired ones included."""
+        return len(self._connections)
+
+    def stop(self) -> None:
+        """Stop accepting; running requests have `grace_s` to finish, then `run` returns."""
+        self._stopping.set()
+
+    def retire(self) -> None:
+        """Have peers make new connections, after a reload of certificates. Nothing under way is lost."""
+        self._retire_all = True
+
+    async def run(
+        self,
+        listeners: Sequence[trio.SocketListener] = (),
+        *,
+        task_status: trio.TaskStatus[PeerBound] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Listen and serve; `task_status.started(bound)` once connections are accepted. Cancelling it stops at once.
+
+        `listeners`: already listening, instead of `settings.listen`. Raises PeerListenFailed.
+        """
+        open_listeners = list(listeners) or await self._listen()
+        try:
+            bound = self._check(open_listeners)
+        except PeerListenFailed:
+            _close(open_listeners)
+            raise
+        async with trio.open_nursery() as guard:
+            guard.start_soon(self._tend, guard)
+            async with trio.open_nursery() as connections:
+                try:
+                    async with trio.open_nursery() as accepting:
+                        for listener in open_listeners:
+                            accepting.start_soon(self._accept, listener, connections)
+                        task_status.started(bound)
+                        await self._stopping.wait()
+                        accepting.cancel_scope.cancel()
+                finally:
+                    _close(open_listeners)
+                    if not self._stopping.is_set():  # cancelled
+                        self._cut()
+                for handshake in self._handshakes:
+                    handshake.cancel()
+                guard.start_soon(self._cut_after_grace, connections.cancel_scope)
+            guard.cancel_scope.cancel()
+
+    async def serve_stream(self, stream: trio.abc.Stream, identity: Identity) -> None:
+        """Serve HTTP/2 on a stream whose handshake is done, until either side ends it. Closes it."""
+        peer_stream = PeerStream(stream, self._settings.stalled_peer_timeout_s)
+        state = {IDENTITY: identity}
+        connection = PeerConnection(self._app, self._config, self._context, state, peer_stream, self._clock)
+        self._connections[connection] = None
+        try:
+            await connection.run()
+        except* CONNECTION_FAULTS as group:
+            log.warning("peer connection dropped", faults=sorted({type(fault).__name__ for fault in _leaves(group)}))
+        finally:
+            del self._connections[connection]
+
+    async def _listen(self) -> list[trio.SocketListener]:
+        host, port = split_listen(self._settings.listen)
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+        except OSError as error:
+            raise PeerListenFailed(f"cannot listen on {self._settings.listen}: {error}") from error
+        if port == 0:  # a name with two addresses would take two ports, of which only one can be told
+            _close(listeners[1:])
+            del listeners[1:]
+        return listeners
+
+    def _check(self, listeners: Sequence[trio.SocketListener]) -> PeerBound:
+        addresses = [listener.socket.getsockname() for listener in listeners]
+        if self._tls is None:
+            for address in addresses:
+                if not is_loopback(address[0]):
+                    raise PeerListenFailed(
+                        f"listen = {self._settings.listen!r} means {address[0]}, which is not a loopback address. With "
+                        "insecure_loopback = true any caller may claim to be any peer: listen on 127.0.0.1, or use TLS."
+                    )
+        return PeerBound(host=addresses[0][0], port=addresses[0][1])
+
+    async def _accept(self, listener: trio.SocketListener, connections: trio.Nursery) -> None:
+        await trio.serve_listeners(self._serve_socket, [listener], handler_nursery=connections)
+
+    async def _serve_socket(self, stream: trio.SocketStream) -> None:
+        """From accepted to closed; serve_listeners closes it in any case."""
+        if len(self._connections) >= self._settings.max_connections:
+            log.warning("peer connection refused: max_connections are open", max_connections=len(self._connections))
+            return
+        if self._tls is None:
+            await self.serve_stream(stream, ClaimedIdentity({}))
+            return
+        secure = trio.SSLStream(stream, self._tls.server, server_side=True, https_compatible=True)
+        fault = await self._shake_hands(secure)
+        if fault is None:
+            names = certificate_names(secure.getpeercert())
+            await self.serve_stream(secure, CertifiedIdentity(names, self._tls.roles))
+        else:
+            log.info("peer handshake failed", reason=fault)
+
+    async def _shake_hands(self, stream: trio.SSLStream[trio.SocketStream]) -> str | None:
+        """None, or why it failed."""
+        if len(self._handshakes) >= self._settings.max_handshakes:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.cancel()
+        with trio.move_on_after(self._settings.handshake_timeout_s) as scope:
+            self._handshakes[scope] = None
+            try:
+                await stream.do_handshake()
+                return None if stream.selected_alpn_protocol() == ALPN else "the peer does not offer HTTP/2"
+            except trio.BrokenResourceError as error:
+                await _send_alert(stream)
+                return f"{error.__cause__ or error}"
+            finally:
+                self._handshakes.pop(scope, None)
+        return "it did not come to an end in time, or gave way to newer ones"
+
+    async def _tend(self, nursery: trio.Nursery) -> None:
+        """Retire connections, and close retired ones."""
+        while True:
+            stopping, now = self._stopping.is_set(), self._clock.now()
+            for connection in list(self._connections):
+                idle_s = connection.idle_s()
+                if connection.retired_at is not None:
+                    if min(idle_s, now - connection.retired_at) >= LINGER_S:
+                        connection.cut()
+                elif stopping or self._retire_all or idle_s >= self._settings.idle_connection_timeout_s:
+                    nursery.start_soon(_retire, connection)
+            self._retire_all = False
+            if stopping:
+                await self._clock.sleep_until(now + TEND_S)
+            else:
+                with trio.move_on_after(TEND_S):
+                    await self._stopping.wait()
+
+    async def _cut_after_grace(self, connections: trio.CancelScope) -> None:
+        try:
+            await self._clock.sleep_until(self._clock.now() + self._settings.grace_s)
+        finally:  # also when cancelled: whoever stops us waits no longer
+            self._cut()
+            connections.cancel()
+
+    def _cut(self) -> None:
+        """Close all streams: hypercorn shields its sends from cancellation, but a closed stream ends them."""
+        for connection in self._connections:
+            connection.cut()
+
+
+async def _retire(connection: PeerConnection) -> None:
+    try:
+        await connection.retire()
+    except* CONNECTION_FAULTS:
+        connection.cut()
+
+
+async def _send_alert(stream: trio.SSLStream[trio.SocketStream]) -> None:
+    """What OpenSSL has to say about a failed handshake, which trio leaves unsent: the peer should learn the reason."""
+    alert = stream._outgoing.read()
+    try:
+        await stream.transport_stream.send_all(alert)
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        return
+
+
+def _close(listeners: Sequence[trio.SocketListener]) -> None:
+    for listener in listeners:
+        listener.socket.close()
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for item in group.exceptions:
+        found.extend(_leaves(item) if isinstance(item, BaseExceptionGroup) else [item])
+    return found

@@ -93,7 +93,7 @@ class Head(Struct, frozen=True):
 
 
 class Frame(Struct, frozen=True):
-    """A good frame. `repaired` says that the first copy of its head was bad."""
+    """A good frame. `repaired` says that one copy of its head was bad."""
 
     offset: int
     order: FrameOrder
@@ -178,21 +178,22 @@ def scan(segment: int, octets: bytes) -> Iterator[Found]:
     offset = SEGMENT_HEADER_BYTES
     while offset < len(octets):
         head = _head_at(segment, offset, octets, offset)
-        repaired = False
         if head is None:
             start = offset
-            offset, head, repaired = _search(segment, octets, start)
+            offset, head = _search(segment, octets, start)
             if offset > start:
                 yield Gap(offset=start, end=offset)
             if head is None:
                 return
-        yield _frame(offset, head, octets, repaired=repaired)
+        yield _frame(offset, head, octets)
         offset += head.frame_bytes
 
 
-def _frame(offset: int, head: Head, octets: bytes, *, repaired: bool) -> Frame | SpoiledFrame:
-    payload = octets[offset + frame_bytes(len(head.name), 0) : offset + head.frame_bytes]
-    if len(payload) != head.payload_bytes or crc32(payload) != head.payload_check:
+def _frame(offset: int, head: Head, octets: bytes) -> Frame | SpoiledFrame:
+    end = offset + head.frame_bytes
+    head_bytes = _HEAD_BYTES + len(head.name)
+    payload = octets[offset + 2 * head_bytes : end]
+    if end > len(octets) or crc32(payload) != head.payload_check:
         return SpoiledFrame(offset=offset, head=head)
     order = FrameOrder(
         kind=head.kind,
@@ -203,7 +204,8 @@ def _frame(offset: int, head: Head, octets: bytes, *, repaired: bool) -> Frame |
         length=head.length,
         tag=head.tag,
     )
-    return Frame(offset=offset, order=order, settled=head.settled, repaired=repaired)
+    copies_agree = octets[offset : offset + head_bytes] == octets[offset + head_bytes : offset + 2 * head_bytes]
+    return Frame(offset=offset, order=order, settled=head.settled, repaired=not copies_agree)
 
 
 def _head_check(segment: int, offset: int, fields: bytes, name: bytes) -> bytes:
@@ -237,15 +239,14 @@ def _head_at(segment: int, offset: int, octets: bytes, at: int) -> Head | None:
     )
 
 
-def _search(segment: int, octets: bytes, start: int) -> tuple[int, Head | None, bool]:
-    """The first frame at or after `start` of which at least one head is good: its offset, that head, and whether it is
-    the second copy. Without one: the end of the octets."""
+def _search(segment: int, octets: bytes, start: int) -> tuple[int, Head | None]:
+    """The first frame at or after `start` of which at least one head is good, and that head; else the octets' end."""
     at = octets.find(FRAME_MAGIC, start)
     while at >= 0:
         first = at - _HEAD_BYTES - _name_bytes_at(octets, at)  # if `at` is the second copy, here is the first
         if first >= start and (head := _head_at(segment, first, octets, at)) is not None:
-            return first, head, True
+            return first, head
         if (head := _head_at(segment, at, octets, at)) is not None:
-            return at, head, False
+            return at, head
         at = octets.find(FRAME_MAGIC, at + 1)
-    return len(octets), None, False
+    return len(octets), None

@@ -145,8 +145,8 @@ class _Replay:
                 if found.repaired:
                     self.facts.append(
                         StoreFact(
-                            kind="frame_head_repaired",
-                            detail=f"from its copy, at offset {found.offset}",
+                            kind="frame_head_copy_bad",
+                            detail=f"one of its two copies is bad, at offset {found.offset}",
                             segment=segment,
                             log=found.order.name or None,
                         )

@@ -14,8 +14,8 @@ GIB = 1 << 30
 class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[cache]`. Raises ValueError for limits that contradict each other.
 
-    The upper bounds keep a segment, with the last batch and the logs moved into it, well below the 4 GiB that its places
-    can name.
+    The upper bounds keep a segment, with the last batch and the logs moved into it, well below the 4 GiB that its
+    places can name.
     """
 
     commit_durability: Literal["fsync", "page_cache"] = "fsync"

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 import trio
 from msgspec import Struct
 
+from sdcpd.edge.h2_server import GONE
 from sdcpd.edge.identity import AS_FIELD
 from sdcpd.edge.problem_body import problem_response
 from sdcpd.edge.transport import REQUESTS_LIMIT, Handler, Request, Response
@@ -111,25 +112,24 @@ class PeerApp:
         body = _Body()
         self._under_way += 1
         try:
-            async with trio.open_nursery() as nursery:
-                await self._serve(scope, receive, send, nursery, body)
-                nursery.cancel_scope.cancel()
+            with trio.CancelScope() as wait:
+                await self._serve(scope, receive, send, body, wait)
         finally:
             self._under_way -= 1
             self._bodies_bytes -= body.size
 
-    async def _serve(self, scope: Any, receive: Receive, send: Send, nursery: trio.Nursery, body: "_Body") -> None:
-        """One request, to the last octet of its answer. Its peer's leaving cancels the nursery."""
+    async def _serve(self, scope: Any, receive: Receive, send: Send, body: "_Body", wait: trio.CancelScope) -> None:
+        """One request, to the last octet of its answer. Its peer's leaving cancels `wait`."""
         try:
             mount, request = self._open(scope)
             peer = scope["state"][IDENTITY].caller(request.headers.get(AS_FIELD))
             if not await self._collect(receive, mount.body_limit_bytes(request.method, request.path), body):
                 return  # the peer has left already
         except Problem as problem:
-            nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
+            scope["extensions"][GONE](wait.cancel)
             await _answer(send, problem_response(problem))
             return
-        nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
+        scope["extensions"][GONE](wait.cancel)
         try:
             asked = Request(request.method, request.path, request.query, request.headers, body.octets())
             response = await mount.handler(peer, asked)
@@ -183,13 +183,6 @@ class _Body:
 
     def octets(self) -> bytes:
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-
-
-async def _until_gone(receive: Receive, scope: trio.CancelScope) -> None:
-    """Take what else comes, so that it does not block its connection, until the peer has left or has its answer."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
 
 
 async def _answer(send: Send, response: Response) -> None:

@@ -6,18 +6,23 @@ and tests/edge/test_h2_server.py, which says what is used). What is done differe
 - Answering before the body was read cost the connection: hypercorn forgets the stream, and the next DATA for it raised
   KeyError. Here such DATA is counted for flow control and dropped, and the peer is told to stop sending (RST_STREAM
   with NO_ERROR after the whole answer, RFC 9113 section 8.1).
+- A request that is not read blocked all others: ten messages fit between connection and application, then the
+  connection reads no further. Here an `Inbox` lies between, which never blocks and tells of a peer that has left.
 - A stop said GOAWAY only after the last answer, and reset new requests as if they had been carried out. Here GOAWAY is
   said at once, later requests are refused (REFUSED_STREAM: provably not processed), the others finish. h2 cannot send
   anything after its own GOAWAY, so that frame is written without it.
-- A small answer was three writes, each a TLS record and a system call: HEADERS, DATA, END_STREAM. Here it is one.
+- A request's task that was cancelled while it waited for its turn to send took frames with it that others build on. And
+  a small answer was three writes, each a TLS record and a system call. Here whoever sends takes along what others have
+  to send, nobody else waits, and a small answer is whole before it is sent.
 - Each request stopped an idle timer's task and started another, and after a reset stream none was started. Here the
   server looks at its connections now and then.
-- A request's task that was cancelled while it waited to send took frames with it that others built on.
 - Windows of 64 KiB, and 100 streams. Limits are below.
 - What HTTP/1.1 offers cannot happen: the protocol is HTTP/2 from the first octet, with TLS and without.
 - A request that hypercorn trips over (CONNECT, a path that is no ASCII) costs its stream, not its connection.
 """
 
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -30,12 +35,12 @@ import hpack
 import structlog
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Event, RawData, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.logging import Logger
 from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import BufferCompleteError, H2Protocol
-from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -53,6 +58,10 @@ CONNECTION_WINDOW_BYTES: Final = 8 << 20
 """The same for all streams of a connection together; also what one peer can make us buffer at most."""
 FRAME_BYTES: Final = 64 << 10
 """Each frame of a large body costs a turn of the loop; small messages wait behind one."""
+OUTBOX_BYTES: Final = 256 << 10
+"""What may wait behind a write under way; who has more to send waits too."""
+CLOSE_S: Final = 0.5
+"""What a farewell may take."""
 HEADER_LIST_BYTES: Final = 16 << 10
 """Ours have a few hundred octets; a path may have 2048."""
 DEFAULT_WINDOW_BYTES: Final = 65_535
@@ -81,32 +90,60 @@ CONNECTION_FAULTS: Final = (
 only foreign code is under it: faults of the application do not come this way, hypercorn keeps and logs them."""
 
 
-class PeerStream:
-    """A stream with its handshake behind it, as hypercorn sees it; sends end when the peer takes nothing."""
+GONE: Final = "sdcpd.gone"
+"""An ASGI extension: see Inbox.read_no_more."""
 
-    def __init__(self, stream: trio.abc.Stream, stalled_s: float) -> None:
-        self._stream: Final = stream
-        self._stalled_s: Final = stalled_s
 
-    async def send_all(self, octets: bytes) -> None:
-        """Raises BrokenResourceError also for a peer that takes nothing for `stalled_s`."""
-        with trio.move_on_after(self._stalled_s) as deadline:
-            await self._stream.send_all(octets)
-        if deadline.cancelled_caught:
-            self.cut()
-            raise trio.BrokenResourceError("the peer takes nothing")
+class Inbox:
+    """What comes for one request, until its application reads no more.
 
-    async def receive_some(self, limit: int) -> bytes:
-        """As trio's."""
-        return bytes(await self._stream.receive_some(limit))
+    It never makes the connection wait. It stays short, since an application reads whatever comes until it has all or
+    enough, and a connection that reads lets it run in between.
+    """
 
-    async def aclose(self) -> None:
-        """As trio's."""
-        await self._stream.aclose()
+    def __init__(self) -> None:
+        self._messages: Final[deque[Any]] = deque()
+        self._some = trio.Event()
+        self._gone: Callable[[], None] | None = None
+        self._has_left = False
 
-    def cut(self) -> None:
-        """Close what is below, now. It ends hypercorn's sends as well, which it shields from cancellation."""
-        _cut(self._stream)
+    async def put(self, message: Any) -> None:
+        """From the connection."""
+        if message["type"] == "http.disconnect":
+            self._has_left = True
+            if self._gone is not None:
+                self._gone()
+        if self._gone is None:
+            self._messages.append(message)
+            self._some.set()
+
+    async def receive(self) -> Any:
+        """ASGI's. Suspends only if it must."""
+        while not self._messages:
+            self._some = trio.Event()
+            await self._some.wait()
+        return self._messages.popleft()
+
+    def read_no_more(self, gone: Callable[[], None]) -> None:
+        """Drop whatever else comes; call `gone` when the peer has left or has the whole answer, now if it has."""
+        self._gone = gone
+        self._messages.clear()
+        if self._has_left:
+            gone()
+
+
+class PeerTaskGroup(TaskGroup):
+    """The tasks of one connection; requests get an Inbox."""
+
+    async def spawn_app(self, app: Any, config: Config, scope: Any, send: Any) -> Any:
+        """Start the application for one request; returns where to put its messages."""
+        inbox = Inbox()
+        scope["extensions"][GONE] = inbox.read_no_more
+        assert self._nursery is not None, "it is entered"
+        self._nursery.start_soon(
+            _handle, app, config, scope, inbox.receive, send, trio.to_thread.run_sync, trio.from_thread.run
+        )
+        return inbox.put
 
 
 def _cut(stream: Any) -> None:
@@ -137,6 +174,7 @@ class PeerProtocol(H2Protocol):
                 settings.MAX_FRAME_SIZE: FRAME_BYTES,
             },
         )
+        self.connection.config.validate_outbound_headers = False  # they are our own
         self.connection.max_inbound_frame_size = FRAME_BYTES
         self.connection.decoder.max_header_list_size = HEADER_LIST_BYTES
         self.retired = False
@@ -210,11 +248,22 @@ class PeerProtocol(H2Protocol):
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         for event in events:
             match event:
-                case h2.events.RequestReceived(stream_id=int(number)) if self._refused(event):
-                    error = h2.errors.ErrorCodes.REFUSED_STREAM if self.retired else h2.errors.ErrorCodes.PROTOCOL_ERROR
-                    self._reset(number, error)
-                case h2.events.DataReceived(stream_id=int(number)) if number not in self.streams:
-                    self.connection.acknowledge_received_data(event.flow_controlled_length or 0, number)
+                case h2.events.RequestReceived(stream_id=int(number)):
+                    if self._refused(event):
+                        codes = h2.errors.ErrorCodes
+                        self._reset(number, codes.REFUSED_STREAM if self.retired else codes.PROTOCOL_ERROR)
+                    else:
+                        await self._create_stream(event)
+                case h2.events.DataReceived(
+                    stream_id=int(number), data=bytes(octets), flow_controlled_length=int(size)
+                ):
+                    stream = self.streams.get(number)
+                    if stream is not None:
+                        await stream.handle(Body(stream_id=number, data=octets))
+                    self.connection.acknowledge_received_data(size, number)
+                case h2.events.StreamEnded(stream_id=int(number)):
+                    if number in self.streams:
+                        await self.streams[number].handle(EndBody(stream_id=number))
                 case h2.events.PriorityUpdated():
                     pass  # deprecated (RFC 9113 section 5.3.2), and a way to fill or tangle hypercorn's tree
                 case _:
@@ -240,15 +289,29 @@ class PeerProtocol(H2Protocol):
 
 
 class PeerConnection(TCPServer):
-    """One connection. `state` reaches the application as `scope["state"]`: it says who is calling."""
+    """One connection, over a stream whose handshake is done and which it closes.
+
+    `state` reaches the application as `scope["state"]`: it says who is calling. A peer that takes none of its answers
+    for `stalled_s` is taken for gone.
+    """
 
     def __init__(
-        self, app: Any, config: Config, context: WorkerContext, state: Any, stream: PeerStream, clock: Clock
+        self,
+        app: Any,
+        config: Config,
+        context: WorkerContext,
+        state: Any,
+        stream: trio.abc.Stream,
+        clock: Clock,
+        stalled_s: float,
     ) -> None:
         super().__init__(app, config, context, state, stream)  # type: ignore[arg-type]  # any stream will do
         self._clock: Final = clock
-        self._peer_stream: Final = stream
+        self._stalled_s: Final = stalled_s
         self._frames: PeerProtocol | None = None
+        self._outbox = bytearray()
+        self._sending = False
+        self._sent: Final = trio.lowlevel.ParkingLot()
         self._requests_seen = 0
         self._idle_since = clock.now()
         self.retired_at: float | None = None
@@ -256,7 +319,7 @@ class PeerConnection(TCPServer):
     async def run(self) -> None:
         """Serve until either side closes. As TCPServer.run after its handshake. Faults: CONNECTION_FAULTS."""
         try:
-            async with TaskGroup() as task_group:
+            async with PeerTaskGroup() as task_group:
                 self._task_group = task_group
                 self._frames = PeerProtocol(
                     self.app,
@@ -284,15 +347,37 @@ class PeerConnection(TCPServer):
         return now - self._idle_since
 
     async def protocol_send(self, event: Event) -> None:
-        """As TCPServer's, without a task for each idle moment.
+        """As TCPServer's; what can go out together does."""
+        match event:
+            case RawData(data=octets):
+                self._outbox += octets
+                if not self._sending:
+                    await self._send_outbox()
+                elif len(self._outbox) > OUTBOX_BYTES:
+                    await self._sent.park()
+            case Updated():
+                pass  # idle or not: `idle_s` looks by itself
+            case _:
+                await super().protocol_send(event)
 
-        Shielded as a whole: a request's task that is cancelled while it waits for its turn would take its frames with
-        it, and with them header compression state that all later answers build on. PeerStream bounds the wait.
-        """
-        if isinstance(event, Updated):
-            return
-        with trio.CancelScope(shield=True):
-            await super().protocol_send(event)
+    async def _send_outbox(self) -> None:
+        """Send all that is there, and what comes meanwhile. A cancelled request must not take others' frames along."""
+        self._sending = True
+        try:
+            while self._outbox:
+                octets, self._outbox = self._outbox, bytearray()
+                with trio.CancelScope(shield=True, relative_deadline=self._stalled_s) as deadline:
+                    await self.stream.send_all(octets)
+                if deadline.cancelled_caught:
+                    self.cut()
+                    await self.protocol.handle(Closed())
+                self._sent.unpark_all()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._outbox.clear()
+            await self.protocol.handle(Closed())
+        finally:
+            self._sending = False
+            self._sent.unpark_all()
 
     async def retire(self) -> None:
         """Take no further request; the peer, told so, will close when it has its answers."""
@@ -300,9 +385,15 @@ class PeerConnection(TCPServer):
             self.retired_at = self._clock.now()
             await self._frames.retire()
 
+    async def _close(self) -> None:
+        """As TCPServer's, and within bounds: a peer that takes nothing does not take our farewell either."""
+        with trio.move_on_after(CLOSE_S):
+            await super()._close()
+        self.cut()
+
     def cut(self) -> None:
-        """Close now, whatever is under way."""
-        self._peer_stream.cut()
+        """Close what is below, now. It ends sends as well, which are shielded from cancellation."""
+        _cut(self.stream)
 
 
 class _Log(Logger):
@@ -338,8 +429,8 @@ def wrap_peer_app(app: Any) -> Any:
 
 __all__ = [
     "CONNECTION_FAULTS",
+    "GONE",
     "PeerConnection",
-    "PeerStream",
     "WorkerContext",
     "hypercorn_config",
     "wrap_peer_app",

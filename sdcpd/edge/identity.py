@@ -15,6 +15,7 @@ Without TLS (`insecure_loopback`) there is no certificate, and the same field is
 
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, Protocol, get_args
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -55,8 +56,10 @@ def role_of(uri: str, roles: Mapping[str, PeerRole]) -> str | None:
     mapped = roles.get(uri)
     if mapped is not None:
         return mapped
-    last = uri.rstrip("/").rpartition("/")[2]
-    return last if last in PEER_ROLES and _is_base_uri(uri) else None
+    if not _is_base_uri(uri):
+        return None
+    last = urlsplit(uri).path.rstrip("/").rpartition("/")[2]  # of the path: a host may be called "router"
+    return last if last in PEER_ROLES else None
 
 
 class CertifiedIdentity:

@@ -25,7 +25,6 @@ from sdcpd.edge.asgi import IDENTITY, PeerApp
 from sdcpd.edge.h2_server import (
     CONNECTION_FAULTS,
     PeerConnection,
-    PeerStream,
     WorkerContext,
     hypercorn_config,
     wrap_peer_app,
@@ -123,9 +122,15 @@ class PeerServer:
 
     async def serve_stream(self, stream: trio.abc.Stream, identity: Identity) -> None:
         """Serve HTTP/2 on a stream whose handshake is done, until either side ends it. Closes it."""
-        peer_stream = PeerStream(stream, self._settings.stalled_peer_timeout_s)
-        state = {IDENTITY: identity}
-        connection = PeerConnection(self._app, self._config, self._context, state, peer_stream, self._clock)
+        connection = PeerConnection(
+            self._app,
+            self._config,
+            self._context,
+            {IDENTITY: identity},
+            stream,
+            self._clock,
+            self._settings.stalled_peer_timeout_s,
+        )
         self._connections[connection] = None
         try:
             await connection.run()

@@ -189,7 +189,7 @@ class WireTransport:
 async def _connect(target: Target) -> trio.SocketStream:
     try:
         return await trio.open_tcp_stream(target.host, target.port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host that cannot be a name
         raise TransportError(f"no connection to {target.authority}: {error}") from error
 
 

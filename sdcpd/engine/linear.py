@@ -5,7 +5,7 @@ than one row (fp32, SmolLM2-135M, AVX2: 8 rows cost 1.3 to 1.5 times one row, ag
 torch.nn.functional.linear). And a row's result does not depend on how many rows share the pass, bit for bit, which
 MKL's fp32 product does not offer: with it, speculation and batching do not change the text.
 
-The two operators are the ones torch's own compiler emits for linear layers on CPU, but they are not documented API.
+The operators are the ones torch's own compiler emits for linear layers on CPU, but they are not documented API.
 Where they are missing or refuse (another torch, bf16 on a CPU without AVX-512), the plain product takes their place:
 same values up to rounding, without the promise about bits.
 """
@@ -40,10 +40,17 @@ class Linear:
     def __call__(self, rows: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         if self._packed is not None:
-            packed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
-            return packed
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+            return product
         assert self._weight is not None
         return linear(rows, self._weight, self._bias)
+
+    def added_to(self, sums: Tensor, rows: Tensor) -> Tensor:
+        """sums + y for `rows`, in one operation where that exists; the same bits either way."""
+        if self._packed is not None:
+            total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, sums, self._packed, self._bias, "add")
+            return total
+        return sums + self(rows)
 
 
 _PROBE_SIZE: Final = 32
@@ -58,6 +65,6 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     try:
         with torch.inference_mode():
             probe.pack()
-            return torch.equal(probe(rows), rows)
+            return torch.equal(probe.added_to(rows, rows), 2 * rows)
     except (AttributeError, RuntimeError):
         return False

@@ -13,7 +13,8 @@ the same in all layers (angles, masks, indexes) is made once a pass.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.linalg import vector_norm
+from torch.nn.functional import silu
 
 from sdcpd.engine.attention import PagedAttention
 from sdcpd.engine.batch import Segment
@@ -28,6 +29,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
         self._config = config
         self._weights = weights
+        self._epsilon = torch.tensor(config.norm_epsilon, dtype=torch.float32, device=device)
         self._rotation = Rotation(config.rope, config.head_dim, device, dtype)
 
     def hidden_states(
@@ -45,7 +47,7 @@ class Decoder:
         """
         config = self._config
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
-        turning, epsilon, width = heads + kv_heads, config.norm_epsilon, (config.hidden,)
+        turning = heads + kv_heads
         attention = PagedAttention(
             segments, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_tokens=page_tokens, like=pool
         )
@@ -53,23 +55,29 @@ class Decoder:
         states = self._weights.embedding.index_select(0, tokens)
         for number, layer in enumerate(self._weights.layers):
             memory = pool[number]
-            normed = rms_norm(states, width, layer.input_norm, epsilon)
+            normed = self._norm(states, layer.input_norm)
             projected = layer.qkv(normed).view(-1, turning + kv_heads, head_dim)
             turned = projected[:, :turning]
             if layer.qk_norm is not None:
-                turned = rms_norm(turned, (head_dim,), None, epsilon)
-                turned[:, :heads].mul_(layer.qk_norm[0])
-                turned[:, heads:].mul_(layer.qk_norm[1])
+                turned = self._norm(turned, layer.qk_norm)
             turned = self._rotation.turn(turned, cosines, sines)
             memory[:kv_heads].index_copy_(1, slots, turned[:, heads:].transpose(0, 1))
             memory[kv_heads:].index_copy_(1, slots, projected[:, turning:].transpose(0, 1))
-            states = states + layer.o(attention(turned, memory))
-            normed = rms_norm(states, width, layer.post_norm, epsilon)
+            states = layer.o.added_to(states, attention(turned, memory))
+            normed = self._norm(states, layer.post_norm)
             gate, up = layer.gate_up(normed).chunk(2, -1)
-            states = states + layer.down(silu(gate).mul_(up))
+            states = layer.down.added_to(states, silu(gate).mul_(up))
         return states
 
     def logits(self, states: Tensor) -> Tensor:
         """[N, hidden] as the last layer left them -> [N, vocabulary]."""
-        width, epsilon = (self._config.hidden,), self._config.norm_epsilon
-        return self._weights.head(rms_norm(states, width, self._weights.norm, epsilon))
+        return self._weights.head(self._norm(states, self._weights.norm))
+
+    def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
+        """Root-mean-square norm over the last dimension; scaled in float32, weighted in the model's dtype.
+
+        Written out, because torch's rms_norm is eight operations on CPU and cost 6 to 9 % of a pass; this is five.
+        """
+        length = vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.addcmul(self._epsilon, length, length, value=1 / values.shape[-1]).rsqrt_()
+        return (values * scale).to(values.dtype).mul_(weight)

@@ -30,7 +30,7 @@ _NAMES_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. `qk_norm` [2, head_dim] (for q, for k) or None."""
+    """One decoder layer. `qk_norm` [heads + kv_heads, head_dim] or None."""
 
     input_norm: Tensor
     qkv: Linear
@@ -51,31 +51,41 @@ class Weights:
     head: Linear
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a named tensor of the checkpoint goes, and the shape it must have. Copying may repeat it."""
+
+    shape: tuple[int, ...]
+    target: Tensor
+
+
 class _Places:
-    """Where each named tensor of the checkpoint goes. Views share memory with the fused tensors they are part of."""
+    """All places of a model by name. Targets share memory with the fused tensors they are part of."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
-        self.by_name: dict[str, Tensor] = {}
+        self.by_name: dict[str, _Place] = {}
 
-    def add(self, name: str, *shape: int) -> Tensor:
+    def single(self, name: str, *shape: int) -> Tensor:
         return self.stacked({name: shape[0]}, *shape[1:])
 
     def stacked(self, heights: dict[str, int], *rest: int) -> Tensor:
         """One tensor [sum of heights, *rest]; the named ones lie in it from top to bottom."""
-        whole = torch.empty((sum(heights.values()), *rest), dtype=self._dtype, device=self._device)
-        top = 0
-        for name, height in heights.items():
-            self.by_name[name] = whole[top : top + height]
-            top += height
+        whole = self._empty(sum(heights.values()), *rest)
+        for (name, height), part in zip(heights.items(), torch.split(whole, list(heights.values())), strict=True):
+            self.by_name[name] = _Place((height, *rest), part)
         return whole
 
-    def rows(self, names: list[str], width: int) -> Tensor:
-        """One tensor [names, width] whose rows are the named vectors."""
-        whole = torch.empty((len(names), width), dtype=self._dtype, device=self._device)
-        self.by_name.update(zip(names, whole, strict=True))
+    def repeated(self, times: dict[str, int], width: int) -> Tensor:
+        """One tensor [sum of times, width]; each named vector of `width` fills as many rows as it says."""
+        whole = self._empty(sum(times.values()), width)
+        for name, part in zip(times, torch.split(whole, list(times.values())), strict=True):
+            self.by_name[name] = _Place((width,), part)
         return whole
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
 
 def load_weights(
@@ -87,12 +97,12 @@ def load_weights(
 ) -> Weights:
     """Read, cast to `dtype` and place all weights; pack them where that is possible. Raises ModelRefused."""
     places = _Places(device, dtype)
-    embedding = places.add("model.embed_tokens.weight", config.vocabulary, config.hidden)
-    head = embedding if config.tied else places.add("lm_head.weight", config.vocabulary, config.hidden)
+    embedding = places.single("model.embed_tokens.weight", config.vocabulary, config.hidden)
+    head = embedding if config.tied else places.single("lm_head.weight", config.vocabulary, config.hidden)
     weights = Weights(
         embedding=embedding,
         layers=tuple(_layer(places, config, f"model.layers.{number}") for number in range(config.layers)),
-        norm=places.add("model.norm.weight", config.hidden),
+        norm=places.single("model.norm.weight", config.hidden),
         head=Linear(head, None),
     )
     _fill(folder, config, places.by_name, progress)
@@ -110,6 +120,8 @@ def _layer(places: _Places, config: ModelConfig, prefix: str) -> LayerWeights:
     fused = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
     gate_up = {"gate_proj": config.intermediate, "up_proj": config.intermediate}
 
+    norms = {f"{attention}.q_norm.weight": config.heads, f"{attention}.k_norm.weight": config.kv_heads}
+
     def linear(parent: str, heights: dict[str, int], width: int, biased: bool) -> Linear:
         weight = places.stacked({f"{parent}.{name}.weight": height for name, height in heights.items()}, width)
         if not biased:
@@ -117,20 +129,18 @@ def _layer(places: _Places, config: ModelConfig, prefix: str) -> LayerWeights:
         return Linear(weight, places.stacked({f"{parent}.{name}.bias": height for name, height in heights.items()}))
 
     return LayerWeights(
-        input_norm=places.add(f"{prefix}.input_layernorm.weight", config.hidden),
+        input_norm=places.single(f"{prefix}.input_layernorm.weight", config.hidden),
         qkv=linear(attention, fused, config.hidden, config.qkv_bias),
-        qk_norm=places.rows([f"{attention}.q_norm.weight", f"{attention}.k_norm.weight"], config.head_dim)
-        if config.qk_norm
-        else None,
+        qk_norm=places.repeated(norms, config.head_dim) if config.qk_norm else None,
         o=linear(attention, {"o_proj": config.hidden}, query, config.o_bias),
-        post_norm=places.add(f"{prefix}.post_attention_layernorm.weight", config.hidden),
+        post_norm=places.single(f"{prefix}.post_attention_layernorm.weight", config.hidden),
         gate_up=linear(mlp, gate_up, config.hidden, config.mlp_bias),
         down=linear(mlp, {"down_proj": config.hidden}, config.intermediate, config.mlp_bias),
     )
 
 
 def _fill(
-    folder: Path, config: ModelConfig, places: dict[str, Tensor], progress: Callable[[float], None] | None
+    folder: Path, config: ModelConfig, places: dict[str, _Place], progress: Callable[[float], None] | None
 ) -> None:
     """Copy every tensor of the checkpoint to its place."""
     filled: set[str] = set()
@@ -160,15 +170,15 @@ def _fill(
         raise ModelRefused(f"{folder}: the weights lack {_some(missing)}.{hint} Fetch the model again.")
 
 
-def _put(file: Path, name: str, tensor: Tensor, place: Tensor) -> None:
+def _put(file: Path, name: str, tensor: Tensor, place: _Place) -> None:
     if tensor.dtype not in _DTYPES:
         raise ModelRefused(f"{file}: {name} is {tensor.dtype}; use the model's bf16, fp16 or fp32 checkpoint.")
-    if tensor.shape != place.shape:
+    if tuple(tensor.shape) != place.shape:
         raise ModelRefused(
             f"{file}: {name} has the shape {list(tensor.shape)}, but config.json asks for {list(place.shape)}. Is "
             "config.json that of these weights?"
         )
-    place.copy_(tensor)
+    place.target.copy_(tensor)
 
 
 def _some(names: list[str]) -> str:

@@ -194,7 +194,7 @@ class TextShape(_Writer):
 class _Model(Struct, frozen=True):
     id: str
     created: int
-    max_model_len: int  # known from vLLM: the context in tokens
+    max_model_len: int | None  # known from vLLM: the context in tokens; null until a verifier has told it
     ready: bool  # ours
     object: str = "model"
     owned_by: str = "sdcpd"
@@ -238,4 +238,4 @@ def model_list_body(cards: tuple[ModelCard, ...], created: int) -> bytes:
 
 
 def _model(card: ModelCard, created: int) -> _Model:
-    return _Model(card.name, created, card.context_tokens, card.ready)
+    return _Model(card.name, created, card.context_tokens or None, card.ready)

@@ -15,7 +15,7 @@ import structlog
 
 from sdcpd.frontend.answers import metrics_of, usage_of
 from sdcpd.frontend.chat_template import ChatRefused
-from sdcpd.frontend.errors import failed, from_refusal, invalid, model_not_found
+from sdcpd.frontend.errors import failed, from_refusal, invalid, model_not_found, unavailable
 from sdcpd.frontend.meter import Ending, RequestMeter
 from sdcpd.frontend.openai import Ask, Conversation, new_tokens
 from sdcpd.frontend.outlets import Outlet
@@ -52,6 +52,8 @@ class Generator:
     async def prepare(self, ask: Ask) -> GenerationRequest:
         """Steps 1 and 2. Raises ApiError."""
         card, text = self._look_up(ask.model)
+        if not card.ready:  # its sizes may not even be known
+            raise unavailable(f"the model {card.name} is not ready yet: {self._generations.ready()[1]}", "not_ready")
         prompt = await self._tokenize(ask, text)
         if prompt and max(prompt) >= card.vocabulary:
             param = ask.source_param

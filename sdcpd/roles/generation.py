@@ -37,7 +37,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """A model that clients may name. `ready`: a live verifier runs it now."""
+    """A model that clients may name. `ready`: a live verifier runs it now; before, the sizes may still be 0."""
 
     name: str
     context_tokens: int
@@ -50,8 +50,8 @@ class GenerationRefused(Exception):
 
     `unknown_model`, `context_length` (prompt, or prompt and max_new, beyond the context) and `invalid` (for example
     an empty prompt or an id outside the vocabulary) are the caller's doing and name the parameter; `overloaded` and
-    `not_ready` are worth a retry after `retry_after_s`. `detail` is one sentence for the client, without texts or tokens
-    of the request.
+    `not_ready` are worth a retry after `retry_after_s`. `detail` is one sentence for the client, without texts or
+    tokens of the request.
     """
 
     def __init__(

@@ -11,12 +11,22 @@ import pytest
 from sdcpd.cache.files import RealFiles
 from sdcpd.cache.journal import segment_file
 from sdcpd.cache.journal_frames import MARK_BYTES, SEGMENT_HEADER_BYTES
-from sdcpd.cache.log_requests import AppendToLog, LogContent, LogDamaged, LogExists, LogMissing, RemoveLog
+from sdcpd.cache.log_requests import (
+    AppendToLog,
+    CreateLog,
+    LogContent,
+    LogDamaged,
+    LogExists,
+    LogMissing,
+    LogRequest,
+    RemoveLog,
+)
 from sdcpd.cache.settings import KIB, CacheSettings
 from tests.cache.log_tools import EMPTY, Driver, commit, end, fence, records
 from tests.cache.sim_disk import PowerLoss, SimDisk, first_octets, lose_power, pages
 
 LOGS = tuple(f"v1/s/-/l/{number:022d}" for number in range(4))
+NEW = "v1/s/-/l/NNNNNNNNNNNNNNNNNNNNNN"
 FIRST = segment_file(1)
 SMALL = CacheSettings(segment_bytes=4 * KIB, journal_bytes=64 * KIB, max_log_bytes=16 * KIB, max_record_bytes=1 * KIB)
 
@@ -56,29 +66,40 @@ def test_all_that_was_acknowledged_is_there_after_a_loss_of_power(disk: SimDisk)
 # Torn ends
 
 
-def test_a_write_torn_at_any_octet_costs_only_itself() -> None:
+@pytest.mark.parametrize("kind", ["append", "create", "remove"])
+def test_a_write_torn_at_any_octet_costs_only_itself(kind: str) -> None:
     """Bug 20: "Log with a half last record: that record is ignored, the earlier ones hold"."""
     cut, whole = 0, False
     while not whole:
         disk = SimDisk()
         store, expected = filled(disk)
-        disk.fail_sync = lose_power
         tag = store.tag(LOGS[1])
+        requests: dict[str, LogRequest] = {
+            "append": AppendToLog(name=LOGS[1], if_match=tag, records=records(commit(1, 4))),
+            "create": CreateLog(name=NEW),
+            "remove": RemoveLog(name=LOGS[1]),
+        }
         disk.seen[FIRST].unsynced.clear()  # the MARK of the batch before, which this one overwrites
+        disk.fail_sync = lose_power
         with pytest.raises(PowerLoss):
-            store.append(LOGS[1], tag, commit(1, 4))
+            store.batch([requests[kind]])
         disk.fail_sync = lambda name: False
         (last,) = disk.seen[FIRST].unsynced
         whole = last.octets is not None and cut == len(last.octets)
         disk.crash(partial(first_octets, count_bytes=cut))
-        again = store.reopen()
-        if whole:
-            expected[LOGS[1]] += commit(1, 4)
-        assert contents(again) == expected, cut
-        assert all(fact.kind == "torn_end_cut" for fact in again.store.take_facts())
-        again.must_append(LOGS[1], commit(1, 5))
-        disk.crash()
-        assert again.reopen().octets(LOGS[1]) == expected[LOGS[1]] + commit(1, 5), cut
+        for _ in range(2):  # and what recovery made of it is recovered the same
+            store = store.reopen()
+            assert {fact.kind for fact in store.store.take_facts()} <= {"torn_end_cut"}, cut
+            if whole and kind == "append":
+                assert store.octets(LOGS[1]) == expected[LOGS[1]] + commit(1, 4)
+            elif whole and kind == "remove":
+                assert store.read(LOGS[1]) == LogMissing()
+            else:
+                assert contents(store) == expected, cut
+            assert isinstance(store.read(NEW), LogContent if whole and kind == "create" else LogMissing), cut
+            store.must_append(LOGS[0], commit(1, 5))
+            expected[LOGS[0]] += commit(1, 5)
+            disk.crash()
         cut += 1
     assert cut > 200
 

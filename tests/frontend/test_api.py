@@ -12,7 +12,7 @@ from sdcpd.frontend.exchange import ClientGone
 from sdcpd.frontend.settings import FrontendSettings
 from sdcpd.frontend.text import ModelText
 from sdcpd.protocol.terms import Action
-from sdcpd.roles.generation import GenerationRefused
+from sdcpd.roles.generation import GenerationRefused, ModelCard
 from tests.support.frontend import (
     EOS,
     NOW,
@@ -240,6 +240,18 @@ async def test_what_cannot_be_served_opens_no_session(fields: dict[str, Any], pa
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
     assert answer.error["type"] == "invalid_request_error"
     assert world.generations.requests == []
+
+
+async def test_a_model_that_no_verifier_runs_yet() -> None:
+    world = make_world()
+    world.generations.card = ModelCard(name="m", context_tokens=0, vocabulary=0, ready=False)
+    world.generations.not_ready = "no verifier reports yet"
+    answer = await world.chat()
+    assert (answer.status, answer.error["code"]) == (503, "not_ready")
+    assert "no verifier reports yet" in answer.error["message"]
+    assert "retry-after" in answer.headers
+    (listed,) = (await world.call("GET", "/v1/models")).json["data"]
+    assert (listed["max_model_len"], listed["ready"]) == (None, False)
 
 
 async def test_what_just_fits_the_context() -> None:

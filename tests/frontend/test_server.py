@@ -445,6 +445,17 @@ async def test_a_client_that_takes_nothing_is_dropped() -> None:
         await stuck.aclose()
 
 
+async def test_a_client_that_takes_nothing_and_closes_its_side_is_dropped_at_once() -> None:
+    async with serving([*FLOOD, "hang"], words=["x" * 4096]) as served:
+        stuck = await take_nothing(served)
+        await served.world.generations.wait_open(1)
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        await stuck.send_eof()
+        with trio.fail_after(2):
+            await served.world.generations.wait_open(0)
+        await stuck.aclose()
+
+
 async def test_connections_over_the_limit_are_closed() -> None:
     async with serving(max_connections=2) as served:
         held = [await served.connect() for _ in range(2)]

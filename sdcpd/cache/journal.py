@@ -84,12 +84,11 @@ class Journal:
         self._files = files
         self._sync = sync
         self._file = file
-        self._stopped: str | None = None
+        self._stopped = False
 
     def carry_out(self, order: WriteOrder) -> WriteResult:
-        """Write, sync, then drop. Blocks."""
-        if self._stopped is not None:
-            return Stopped(self._stopped)
+        """Write, sync, then drop. Blocks. Not to be called again after Stopped."""
+        assert not self._stopped, "what is on disk is not known any more"
         if order.begin_segment:
             failed = self._begin(order.segment)
             if failed is not None:
@@ -113,7 +112,7 @@ class Journal:
                 return self._stop(error)
         try:
             new = self._files.open(segment_file(segment))
-            new.truncate(0)  # of an attempt that failed before
+            new.truncate(0)  # whatever an attempt that failed may have left
             new.write_at(0, encode_segment_header(segment))
         except OSError as error:
             # A segment without frames promises nothing: the next attempt begins it anew, as recovery would.
@@ -171,8 +170,8 @@ class Journal:
         return Written(dropped=dropped)
 
     def _stop(self, error: OSError) -> Stopped:
-        self._stopped = f"the journal's disk failed: {error}"
-        return Stopped(self._stopped)
+        self._stopped = True
+        return Stopped(f"the journal's disk failed: {error}")
 
 
 def _not_written(error: OSError) -> NotWritten:

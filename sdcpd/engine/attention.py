@@ -12,8 +12,8 @@ key is read once and nothing is repeated in memory.
 Rows and keys are padded, to multiples of ROW_MULTIPLE and KEY_MULTIPLE. On CPU a row then has the same bits however
 many rows share the pass, whatever their neighbours, however the prefix was cut into passes (measured for 1 to 160
 tokens, fp32 and bf16; multiples of 64 or 256 keys are not enough, because the kernel works in blocks of 512 keys and a
-shorter last block changes the order of its sums). The price is 1 to 3 % of a pass at 256 tokens of context, less
-later. Padded queries repeat the first and see one key; padded keys repeat the first and are masked.
+shorter last block changes the order of its sums). The price at 256 tokens of context: not visible for one sequence,
+10 % of a pass for eight; less for longer ones. Padded queries repeat the first and see one key; padded keys repeat the first and are masked.
 """
 
 from collections.abc import Sequence
@@ -62,11 +62,11 @@ class PagedAttention:
             keys = _round_up(segment.length, KEY_MULTIPLE)
             mask = _mask(segment, groups, rows, keys, like)
             self._readings.append(_Reading(first, rows, mask, _slots(segment, page_tokens, keys, like.device)))
-            queries.append(_query_index(segment, heads, kv_heads, rows))
-            outputs.append(_output_index(segment, kv_heads, groups, first))
+            queries.append(_query_index(segment, heads, kv_heads, rows, like.device))
+            outputs.append(_output_index(segment, kv_heads, groups, first, like.device))
             first += rows * kv_heads
-        self._queries = torch.cat(queries).to(like.device)
-        self._outputs = torch.cat(outputs).to(like.device)
+        self._queries = torch.cat(queries)
+        self._outputs = torch.cat(outputs)
 
     def __call__(self, heads: Tensor, pool: Tensor) -> Tensor:
         """One layer. `heads` [T, heads + kv_heads, head_dim]: rotated queries, then keys (which are not looked at).
@@ -99,32 +99,32 @@ def _round_up(number: int, multiple: int) -> int:
 def _mask(segment: Segment, groups: int, rows: int, keys: int, like: Tensor) -> Tensor:
     """0 where a query may look, -inf elsewhere: [1, 1, rows, keys]. Row r is token r // groups of the segment."""
     start = segment.length - segment.count
-    last_seen = torch.arange(start, segment.length).repeat_interleave(groups)
-    padding = torch.zeros(rows - len(last_seen), dtype=last_seen.dtype)
-    hidden = torch.arange(keys) > torch.cat((last_seen, padding))[:, None]
-    mask = torch.zeros((rows, keys), dtype=like.dtype).masked_fill_(hidden, float("-inf"))
-    return mask[None, None].to(like.device)
+    last_seen = torch.zeros(rows, dtype=torch.int64, device=like.device)
+    tokens = torch.arange(start, segment.length, device=like.device)
+    last_seen[: segment.count * groups].view(segment.count, groups).copy_(tokens[:, None])
+    hidden = torch.arange(keys, device=like.device) > last_seen[:, None]
+    return like.new_zeros((1, 1, rows, keys)).masked_fill_(hidden, float("-inf"))
 
 
 def _slots(segment: Segment, page_tokens: int, keys: int, device: torch.device) -> Tensor:
     """The slots to gather: those of the segment's positions, then its first slot again and again."""
-    pages = torch.tensor(segment.pages)
-    own = (pages[:, None] * page_tokens + torch.arange(page_tokens)).flatten()[: segment.length]
-    return torch.cat((own, own[:1].expand(keys - segment.length))).to(device)
+    pages = torch.tensor(segment.pages, device=device)
+    own = (pages[:, None] * page_tokens + torch.arange(page_tokens, device=device)).flatten()[: segment.length]
+    return torch.cat((own, own[:1].expand(keys - segment.length)))
 
 
-def _query_index(segment: Segment, heads: int, kv_heads: int, rows: int) -> Tensor:
+def _query_index(segment: Segment, heads: int, kv_heads: int, rows: int, device: torch.device) -> Tensor:
     """Where each folded query stands among the [T * (heads + kv_heads)] heads of the pass: [kv_heads * rows].
 
     Query head h reads key head h // groups; a key head's rows are its groups, token by token.
     """
-    tokens = torch.arange(segment.first, segment.first + segment.count) * (heads + kv_heads)
-    folded = (tokens[:, None] + torch.arange(heads)).view(segment.count, kv_heads, heads // kv_heads)
+    tokens = torch.arange(segment.first, segment.first + segment.count, device=device) * (heads + kv_heads)
+    folded = (tokens[:, None] + torch.arange(heads, device=device)).view(segment.count, kv_heads, heads // kv_heads)
     folded = folded.transpose(0, 1).reshape(kv_heads, -1)
     return torch.cat((folded, folded[:, :1].expand(-1, rows - folded.shape[1])), 1).flatten()
 
 
-def _output_index(segment: Segment, kv_heads: int, groups: int, first: int) -> Tensor:
+def _output_index(segment: Segment, kv_heads: int, groups: int, first: int, device: torch.device) -> Tensor:
     """Where head h of each token stands among the results, which lie as [rows, kv_heads]: [count * heads]."""
-    rows = torch.arange(segment.count * groups).view(segment.count, 1, groups) * kv_heads
-    return (first + rows + torch.arange(kv_heads)[:, None]).flatten()
+    rows = torch.arange(segment.count * groups, device=device).view(segment.count, 1, groups) * kv_heads
+    return (first + rows + torch.arange(kv_heads, device=device)[:, None]).flatten()

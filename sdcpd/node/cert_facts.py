@@ -8,11 +8,15 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import ExtensionOID
 from msgspec import Struct
 
-from sdcpd.edge.identity import canonical_uri, role_of
+from sdcpd.edge.identity import role_of
+from sdcpd.protocol.uris import normalize_base_uri
 
 DAY_S: Final = 86_400
 EXPIRES_SOON_S: Final = 14 * DAY_S
 """Time for an operator to notice a warning and to hand new certificates to all nodes, with a holiday in between."""
+
+PEM_LIMIT_BYTES: Final = 1 << 20
+"""A thousand certificates; a longer file is something else."""
 
 PEM_MARK: Final = b"-----BEGIN CERTIFICATE-----"
 
@@ -58,7 +62,7 @@ def certificate_facts(certificate: x509.Certificate, file: str) -> CertificateFa
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         names = x509.SubjectAlternativeName([])
-    uris = [canonical_uri(uri) for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
+    uris = [_canonical(uri) for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
     hosts = names.get_values_for_type(x509.DNSName)
     hosts += [str(address) for address in names.get_values_for_type(x509.IPAddress)]
     return CertificateFacts(
@@ -76,6 +80,13 @@ def certificate_facts(certificate: x509.Certificate, file: str) -> CertificateFa
     )
 
 
+def _canonical(uri: str) -> str:
+    try:
+        return normalize_base_uri(uri)
+    except ValueError:
+        return uri  # not a base URI; an operator's map may know it (decision 32)
+
+
 def is_authority(certificate: x509.Certificate) -> bool:
     """May it sign others?"""
     try:
@@ -85,12 +96,22 @@ def is_authority(certificate: x509.Certificate) -> bool:
     return isinstance(found, x509.BasicConstraints) and found.ca
 
 
+def read_pem(path: Path) -> bytes:
+    """A file's content. Raises CertsRefused."""
+    try:
+        with path.open("rb") as file:
+            octets = file.read(PEM_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise CertsRefused(f"{path} cannot be read: {error.strerror}.") from error
+    if len(octets) > PEM_LIMIT_BYTES:
+        raise CertsRefused(f"{path} is longer than {PEM_LIMIT_BYTES} octets; that is no PEM file of ours.")
+    return octets
+
+
 def load_certificates(path: Path) -> list[x509.Certificate]:
     """All certificates of a PEM file, at least one. Raises CertsRefused."""
     try:
-        return x509.load_pem_x509_certificates(path.read_bytes())
-    except OSError as error:
-        raise CertsRefused(f"{path} cannot be read: {error.strerror}.") from error
+        return x509.load_pem_x509_certificates(read_pem(path))
     except ValueError as error:
         raise CertsRefused(f"{path} holds no certificate in PEM that can be read ({error}).") from error
 
@@ -110,12 +131,16 @@ def read_facts(path: Path) -> list[CertificateFacts]:
 def _files_with_certificates(folder: Path) -> list[Path]:
     """By name; files of other content (keys, settings) are passed over."""
     try:
-        found = [file for file in sorted(folder.iterdir()) if file.suffix in (".pem", ".crt", ".cert")]
-        found = [file for file in found if PEM_MARK in file.read_bytes()]
+        found = [
+            file for file in sorted(folder.iterdir()) if file.suffix in (".pem", ".crt", ".cert") and file.is_file()
+        ]
     except OSError as error:
-        raise CertsRefused(f"{error.filename} cannot be read: {error.strerror}.") from error
+        raise CertsRefused(f"{folder} cannot be read: {error.strerror}.") from error
+    found = [file for file in found if PEM_MARK in read_pem(file)]
     if not found:
-        raise CertsRefused(f"{folder} holds no certificates. Make an authority there: sdcpctl certs init --dir {folder}")
+        raise CertsRefused(
+            f"{folder} holds no certificates. Make an authority there: sdcpctl certs init --dir {folder}"
+        )
     return found
 
 

@@ -18,7 +18,7 @@ NAME_LIMIT_CHARACTERS: Final = 253
 HTTPS_PORT: Final = 443
 EXAMPLE: Final = "Write h.example, h.example:8470, 192.0.2.7:8470 or [2001:db8::7]:8470."
 
-_PARTS: Final = re.compile(r"(\[(?P<six>[^]]*)\]|(?P<plain>[^:]*))(:(?P<port>.*))?")
+_PARTS: Final = re.compile(r"(\[(?P<six>[^]]*)\]|(?P<plain>[^:\[]*))(:(?P<port>.*))?")
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -3,9 +3,10 @@
     sdcpctl sessions            sessions that the node's roles know of
     sdcpctl show ID             one session as each role sees it; ID may be shortened while unambiguous
     sdcpctl instances           instances the router knows of, with their reported load
+    sdcpctl certs ...           make and show certificates: certs_command.py, which asks no daemon
 
-`--json` prints the node's answer as it is. Exit codes: 0 done, 1 not found or ambiguous, 2 wrong usage, 3 the daemon
-cannot be reached.
+`--json` prints the node's answer as it is. Exit codes: 0 done, 1 not found, ambiguous or refused, 2 wrong usage, 3 the
+daemon cannot be reached, 4 a certificate has expired or soon does.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sdcpd import __version__
+from sdcpd.node.certs_command import add_certs, run_certs
 
 DEFAULT_SOCKET: Final = "/run/sdcpd/sdcpd.sock"
 ANSWER_TIMEOUT_S: Final = 10
@@ -38,6 +40,8 @@ class NodeUnreachable(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (argparse itself exits with 2)."""
     options = parser().parse_args(arguments)
+    if options.command == "certs":
+        return run_certs(options)
     resource = f"/sessions/{quote(options.id, safe='')}" if options.command == "show" else f"/{options.command}"
     try:
         status, answer = ask(options.socket, resource)
@@ -64,7 +68,8 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="sdcpctl",
         description="Ask an sdcpd node on this machine what it is doing.",
-        epilog="exit codes: 0 done, 1 not found or ambiguous, 2 wrong usage, 3 daemon not reachable",
+        epilog="exit codes: 0 done, 1 not found, ambiguous or refused, 2 wrong usage, 3 daemon not reachable, "
+        "4 a certificate has expired or soon does",
     )
     result.add_argument("--version", action="version", version=f"sdcpctl {__version__}")
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -72,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", parents=[shared], help="one session as each role sees it")
     show.add_argument("id", metavar="ID", help="session id, or an unambiguous beginning of it")
     commands.add_parser("instances", parents=[shared], help="instances the router knows of")
+    add_certs(commands)
     return result
 
 

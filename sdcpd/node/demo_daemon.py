@@ -21,6 +21,7 @@ CONFIG: Final = Path(__file__).parents[2] / "config" / "all-in-one.toml"
 ROLES: Final = "router,verifier,drafter,cache"
 
 STOP_LIMIT_S: Final = 10
+STARTED_LIMIT_S: Final = 120
 LOG_LINES_SHOWN: Final = 12
 _POLL_S: Final = 0.05
 
@@ -44,8 +45,8 @@ class DemoDaemon:
         self._model = model
         self._settings = settings
         self._folder = tempfile.TemporaryDirectory(prefix="sdcpd-quickstart-")
-        self._log = Path(self._folder.name) / "log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._log_file = Path(self._folder.name) / "log"
+        self.process: subprocess.Popen[bytes] | None = None
         self.address = ("127.0.0.1", _free_port())
 
     def __enter__(self) -> "DemoDaemon":
@@ -61,8 +62,8 @@ class DemoDaemon:
         arguments = ["--role", ROLES, "--config", str(CONFIG)]
         for setting in settings:
             arguments += ["--set", setting]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
+        with self._log_file.open("wb") as log:
+            self.process = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
                 [sys.executable, "-c", _LAUNCH, str(os.getpid()), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -86,7 +87,7 @@ class DemoDaemon:
         while time.monotonic() < until:
             self.check()
             try:
-                status, answer = self._get("/ready")
+                status, answer = self.get("/ready")
             except OSError:
                 status = 0
             if status == 200:
@@ -99,24 +100,34 @@ class DemoDaemon:
 
     def check(self) -> None:
         """Raise DaemonFailed if the process has ended."""
-        assert self._process is not None
-        status = self._process.poll()
+        assert self.process is not None
+        status = self.process.poll()
         if status is not None:
             raise DaemonFailed(f"sdcpd ended (exit code {status}); its last log lines:\n{self._tail()}")
 
+    def wait(self) -> int:
+        """Block until the process ends by itself; its exit code."""
+        assert self.process is not None
+        return self.process.wait(STARTED_LIMIT_S)
+
+    def log(self) -> str:
+        """All that the process has said."""
+        return self._log_file.read_text("utf-8", "replace")
+
     def stop(self) -> int | None:
         """End the process: asked first, forced after `STOP_LIMIT_S`. Its exit code, None if it never ran."""
-        if self._process is None:
+        if self.process is None:
             return None
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(STOP_LIMIT_S)
+                self.process.wait(STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-        return self._process.wait()
+                self.process.kill()
+        return self.process.wait()
 
-    def _get(self, path: str) -> tuple[int, str]:
+    def get(self, path: str) -> tuple[int, str]:
+        """One GET at the client port: status and body. Raises OSError while nobody listens."""
         connection = http.client.HTTPConnection(*self.address, timeout=5)
         try:
             connection.request("GET", path)
@@ -128,7 +139,7 @@ class DemoDaemon:
             connection.close()
 
     def _tail(self) -> str:
-        lines = self._log.read_text("utf-8", "replace").splitlines()[-LOG_LINES_SHOWN:]
+        lines = self.log().splitlines()[-LOG_LINES_SHOWN:]
         return "\n".join(f"  {line}" for line in lines) or "  (none)"
 
 

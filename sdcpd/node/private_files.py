@@ -23,12 +23,13 @@ def make_private_folder(folder: Path) -> None:
     """Make `folder`, for its owner only, with the folders above it.
 
     One that is there keeps its mode. Raises PermissionError when others may write in it (they could put files of their
-    own in the place of ours), and any other OSError of making it.
+    own in the place of ours, unless its sticky bit is set, as /tmp's is), and any other OSError of making it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(FOLDER_MODE)
-    if folder.stat().st_mode & WRITABLE_BY_OTHERS:
+    mode = folder.stat().st_mode
+    if mode & WRITABLE_BY_OTHERS and not mode & stat.S_ISVTX:
         raise PermissionError(f"others may write in {folder}: chmod go-w {folder}")
 
 

@@ -106,8 +106,11 @@ class Hosted:
         if self._work is not None and not machine.wants(self._work.ticket):
             self._work = None
         if self._work is None:
+            before = machine.state
             self._work = machine.self_work(load, self._ports.clock.now())
             if self._work is None:
+                if machine.state is not before:
+                    self.changes.notify()  # a period ended here, and the keeper waits: it has an event to send
                 return None
         work = self._work
         assert work.start == self._kv_tokens, (work.start, self._kv_tokens)

@@ -149,8 +149,8 @@ class Verifier:
                     await self._wait(hosted)
             finally:
                 machine.assignment_given_up()
+                self._loop.wake()  # self-decoding stood still for this assignment, and goes on if it was given up
             hosted.changes.notify()
-            self._loop.wake()
             return answer
         raise Overloaded("a round is still open; come again", retry_after_s=1)
 

@@ -211,6 +211,25 @@ def test_behind_an_unreadable_stretch_only_proven_logs_are_served(disk: SimDisk)
     assert kinds == ["segment_damaged", *["log_damaged"] * 3]
 
 
+def test_a_write_that_the_disk_swallowed_is_told(disk: SimDisk) -> None:
+    """The MARK is still there although a later batch says that it had been overwritten."""
+    store, expected = filled(disk)
+    before = disk.read(FIRST)
+    start = len(before) - MARK_BYTES
+    store.must_append(LOGS[1], commit(1, 4))
+    after = len(disk.read(FIRST)) - MARK_BYTES
+    store.must_append(LOGS[2], commit(1, 4))
+    store.store.close()
+    file = disk.open(FIRST)
+    file.write_at(start, before[start:] + bytes(after - len(before)))
+    file.sync()
+    again = store.reopen()
+    assert again.octets(LOGS[2]) == expected[LOGS[2]] + commit(1, 4)
+    for name in (LOGS[0], LOGS[1], LOGS[3]):
+        assert isinstance(again.read(name), LogDamaged)
+    assert "segment_damaged" in {fact.kind for fact in again.store.take_facts()}
+
+
 def test_a_missing_segment_is_told_and_costs_what_it_may_have_held(disk: SimDisk) -> None:
     store = Driver(disk, SMALL)
     store.must_append(LOGS[0], commit(1, 1))

@@ -150,7 +150,8 @@ class LogStoreMachine(RuleBasedStateMachine):
     def restart(self, seed: int, page: int) -> None:
         self.disk.crash(partial(pages, chance=random.Random(seed), page_bytes=page))
         self.driver = Driver(self.disk, SMALL, self.driver.now)
-        assert {fact.kind for fact in self.driver.store.take_facts()} <= {"torn_end_cut"}
+        facts = self.driver.store.take_facts()
+        assert {fact.kind for fact in facts} <= {"torn_end_cut"}, facts
 
     @rule()
     def kill(self) -> None:

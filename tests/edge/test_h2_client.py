@@ -113,15 +113,17 @@ async def test_a_small_request_is_one_write(autojump_clock: Any) -> None:
     async with stand() as s:
         await wait_all_tasks_blocked()
         writes: list[None] = []
-        s.stream.send_stream.send_all_hook = lambda: _note(writes)
+        pump = s.stream.send_stream.send_all_hook
+
+        async def note() -> None:
+            writes.append(None)
+            await pump()
+
+        s.stream.send_stream.send_all_hook = note
         asked = s.ask(b"x" * 300)
         await s.peer.answer(await s.peer.next_request(), b"y")
         await asked.response()
         assert len(writes) == 1
-
-
-async def _note(writes: list[None]) -> None:
-    writes.append(None)
 
 
 async def test_a_cancelled_request_is_reset_and_frees_its_place(autojump_clock: Any) -> None:

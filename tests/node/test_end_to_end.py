@@ -140,7 +140,7 @@ def demo_outputs() -> dict[Prompt, tuple[int, ...]]:
 @pytest.fixture
 async def demo_truth(demo: LoadedModel, demo_outputs: dict[Prompt, tuple[int, ...]]) -> Truth:
     text = load_model_text(demo.name, demo.folder)
-    truth = Truth(demo, stop=text.stop, max_new=20)
+    truth = Truth(demo, stop=text.stop, max_new=16)
     truth.outputs = demo_outputs
     if not demo_outputs:
         assert {entry["family"] for entry in PROMPTS} == {"edit", "structured", "chat"}

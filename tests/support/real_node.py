@@ -31,6 +31,8 @@ from sdcpd.roles.ports import Engine
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config" / "all-in-one.toml"
 START_LIMIT_S = 60
+GENERATE_LIMIT_S = 300
+"""Ample for a busy machine, and short enough that a session which stands still is seen."""
 
 
 async def eventually(condition: Callable[[], bool], limit_s: float) -> None:
@@ -97,12 +99,13 @@ class RunningNode:
         )
         assert self.node.router is not None
         tokens: list[int] = []
-        async with self.node.router.generation(request) as generation:
-            async for page in generation.pages():
-                assert page.from_ == len(tokens)
-                tokens += page.tokens
-                if page.final:
-                    return tuple(tokens), page
+        with trio.fail_after(GENERATE_LIMIT_S):
+            async with self.node.router.generation(request) as generation:
+                async for page in generation.pages():
+                    assert page.from_ == len(tokens)
+                    tokens += page.tokens
+                    if page.final:
+                        return tuple(tokens), page
         raise AssertionError("no final page")
 
     def sample(self, name: str) -> float:

@@ -71,6 +71,18 @@ async def test_the_text_does_not_depend_on_who_drafts(tmp_path: Path, name: str)
             assert page.finish is Action.FINISH
 
 
+@pytest.mark.parametrize("name", SOURCES)
+async def test_nothing_stands_still_on_the_shipped_one_machine_ladder(tmp_path: Path, name: str) -> None:
+    """Periods of self-decoding hand back to the drafter at once: 120 tokens cost at most 120 passes and their appends."""
+    ladder = Ladder(fallback=("self_decode*",), self_max=16)
+    with trio.fail_after(1000):
+        async with running_cluster(tmp_path, SOURCES[name], ladder=ladder) as cluster:
+            started = trio.current_time()
+            tokens, _ = await cluster.generate(PROMPT, 120)
+            assert tokens == greedy(PROMPT, 120)
+            assert trio.current_time() - started < 4.0
+
+
 async def test_right_drafts_save_passes(tmp_path: Path) -> None:
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, [OracleSource(right)]) as cluster:

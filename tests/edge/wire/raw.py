@@ -86,7 +86,7 @@ class Raw:
         head = await self.next(h2.events.ResponseReceived, number)
         fields = {str(name): str(value) for name, value in head.headers or ()}
         await self.next_of(number, h2.events.StreamEnded)
-        body = b"".join(e.data or b"" for e in self.events if _is_data(e, number))
+        body = b"".join(getattr(e, "data", b"") for e in self.events if _is_data(e, number))
         self.events = [e for e in self.events if not _is_data(e, number)]
         return int(fields.pop(":status")), fields, body
 

@@ -1,0 +1,226 @@
+"""Real daemons as an operator meets them: start, answer, stop, being killed, and refusing to start."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdcpd.cache.files import RealFiles
+from sdcpd.cache.log_reading import ReadPlan
+from sdcpd.cache.log_requests import LogContent
+from sdcpd.cache.log_store import LogStore
+from sdcpd.cache.refs import LogName
+from sdcpd.cache.settings import CacheSettings
+from sdcpd.frontend.text import load_model_text
+from sdcpd.node import ctl
+from sdcpd.node.demo_daemon import DemoDaemon
+from sdcpd.protocol import digests
+from sdcpd.protocol.commit_log import CommitRecord, read_records, view
+from sdcpd.protocol.terms import session_from_path_id
+
+pytestmark = pytest.mark.process
+
+READY_LIMIT_S = 120
+LONG = {"prompt": "hello", "max_tokens": 240, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture
+def daemon(tiny_llama: Path, tmp_path: Path) -> Iterator[Callable[..., DemoDaemon]]:
+    """Start a daemon on the tiny model whose state outlives it; all are ended after the test."""
+    started: list[DemoDaemon] = []
+
+    def start(*settings: str) -> DemoDaemon:
+        places = [f"node.state_dir={tmp_path / 'state'}", f"node.runtime_dir={tmp_path / 'run'}"]
+        one = DemoDaemon(tiny_llama, [*places, "engine.kv_cache_bytes=4194304", "engine.threads=1", *settings])
+        started.append(one)
+        return one.__enter__()
+
+    yield start
+    for one in started:
+        one.__exit__(None, None, None)
+
+
+def stream(daemon: DemoDaemon, model: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Chunks of a streamed completion, until the connection ends, however it ends."""
+    octets = json.dumps({"model": model, **body}).encode()
+    with socket.create_connection(daemon.address, timeout=60) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: n\r\nContent-Length: {len(octets)}\r\n"
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + octets)
+        with connection.makefile("rb") as lines:
+            try:
+                for line in lines:
+                    if line.startswith(b"data: {"):
+                        yield json.loads(line[6:])
+                    elif line.startswith(b"data: [DONE]"):
+                        return
+            except ConnectionResetError:
+                return
+
+
+def read_log(state: Path, session: str) -> list[CommitRecord]:
+    """The commits of a session's log on the disk of a node that does not run, read with the store's own code."""
+    store = LogStore.open(CacheSettings(), RealFiles(state / "log"), 0.0)
+    try:
+        plan = store.plan_read(LogName(None, session_from_path_id(session)).path, 0.0)
+        assert isinstance(plan, ReadPlan)
+        content = store.read(plan)
+        assert isinstance(content, LogContent)
+        return list(view(record for record, _ in read_records(content.octets)).commits)
+    finally:
+        store.close()
+
+
+def sessions_of(run: Path) -> list[dict[str, Any]]:
+    """What `sdcpctl sessions --json` says."""
+    status, answer = ctl.ask(str(run / "sdcpd.sock"), "/sessions")
+    assert status == 200
+    sessions: list[dict[str, Any]] = answer["sessions"]
+    return sessions
+
+
+def test_killed_in_mid_answer_and_started_again(
+    daemon: Callable[..., DemoDaemon], tiny_llama: Path, tmp_path: Path
+) -> None:
+    """No committed record is lost or torn, and nobody has seen a token that is not in the log."""
+    first = daemon()
+    first.wait_ready(READY_LIMIT_S)
+    seen = ""
+    session = ""
+    for count, chunk in enumerate(stream(first, tiny_llama.name, LONG)):
+        seen += "".join(choice["text"] for choice in chunk["choices"])
+        if count == 20:
+            (entry,) = sessions_of(tmp_path / "run")
+            session = entry["session"]
+            assert first.process is not None
+            first.process.send_signal(signal.SIGKILL)
+    assert first.stop() == -signal.SIGKILL
+
+    records = read_log(tmp_path / "state", session)
+    tokens = [token for record in records for token in record.emitted]
+    written = load_model_text(tiny_llama.name, tiny_llama).detokenizer()
+    text = "".join([*map(written.push, tokens), written.finish()])
+    assert len(seen) > 20
+    assert text.startswith(seen)
+    assert [record.round for record in records] == list(range(1, len(records) + 1))
+    for before, after in pairwise(records):
+        assert after.committed == before.committed + len(after.emitted)
+        assert after.digest == digests.extend(before.digest, after.emitted)
+
+    second = daemon()
+    second.wait_ready(READY_LIMIT_S)
+    answer = "".join(
+        choice["text"]
+        for chunk in stream(second, tiny_llama.name, LONG | {"max_tokens": 60})
+        for choice in chunk["choices"]
+    )
+    assert text.startswith(answer[:40])  # the same prompt, the same beginning
+    assert second.stop() == 0
+    assert read_log(tmp_path / "state", session) == records
+
+
+def test_told_to_stop_in_mid_answer(daemon: Callable[..., DemoDaemon], tiny_llama: Path, tmp_path: Path) -> None:
+    one = daemon("frontend.grace_s=0.5")
+    one.wait_ready(READY_LIMIT_S)
+    told = 0.0
+    for count, _ in enumerate(stream(one, tiny_llama.name, LONG)):
+        if count == 5:
+            assert one.process is not None
+            one.process.send_signal(signal.SIGTERM)
+            told = time.monotonic()
+    assert one.stop() == 0
+    assert time.monotonic() - told < 8
+    assert not (tmp_path / "run" / "sdcpd.sock").exists()
+    assert "the node fails" not in one.log()
+
+
+def test_told_to_stop_while_it_starts(daemon: Callable[..., DemoDaemon], tmp_path: Path) -> None:
+    one = daemon()
+    wait_for(lambda: "loading the model" in one.log() or "cache ready" in one.log(), one)
+    told = time.monotonic()
+    assert one.stop() == 0
+    assert time.monotonic() - told < 8
+    assert not (tmp_path / "run" / "sdcpd.sock").exists()
+
+
+def test_health_answers_before_the_model_is_there(daemon: Callable[..., DemoDaemon]) -> None:
+    one = daemon()
+    answers: list[tuple[int, int]] = []
+
+    def look() -> bool:
+        try:
+            answers.append((one.get("/health")[0], one.get("/ready")[0]))
+        except OSError:
+            return False
+        return answers[-1] == (200, 200)
+
+    wait_for(look, one)
+    assert answers[0] == (200, 503)
+    one.stop()
+
+
+def test_a_second_one_on_the_same_places_does_not_start(daemon: Callable[..., DemoDaemon], tmp_path: Path) -> None:
+    first = daemon()
+    first.wait_ready(READY_LIMIT_S)
+    same_socket = daemon()
+    assert same_socket.wait() == 3
+    assert "another process listens on" in same_socket.log()
+    same_state = daemon(f"node.runtime_dir={tmp_path / 'other'}")
+    assert same_state.wait() == 3
+    assert "in use by process" in same_state.log()
+    same_port = daemon(
+        f"node.runtime_dir={tmp_path / 'other'}",
+        f"node.state_dir={tmp_path / 'other'}",
+        f"frontend.listen={first.address[0]}:{first.address[1]}",
+    )
+    assert same_port.wait() == 3
+    assert "cannot listen on" in same_port.log()
+    assert first.get("/ready")[0] == 200
+    assert first.stop() == 0
+
+
+def test_a_model_that_is_none_is_refused(daemon: Callable[..., DemoDaemon], tiny_llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": {"rope_type": "foo"}}))
+    one = daemon(f"engine.model={folder}")
+    assert one.wait() == 3
+    assert "foo" in one.log()
+    assert "Traceback" not in one.log()
+
+
+def test_nothing_is_left_when_the_starter_is_killed(tiny_llama: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from sdcpd.node.demo_daemon import DemoDaemon\n"
+        "daemon = DemoDaemon(Path(sys.argv[1]), sys.argv[2:]).__enter__()\n"
+        "print(daemon.process.pid, flush=True); sys.stdin.read()"
+    )
+    settings = [f"node.state_dir={tmp_path / 'state'}", f"node.runtime_dir={tmp_path / 'run'}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tiny_llama), *settings], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        starter.kill()
+    until = time.monotonic() + 30
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def wait_for(condition: Callable[[], bool], daemon: DemoDaemon) -> None:
+    """Until it holds, or the daemon ends, or it takes too long."""
+    until = time.monotonic() + READY_LIMIT_S
+    while not condition():
+        daemon.check()
+        assert time.monotonic() < until
+        time.sleep(0.02)

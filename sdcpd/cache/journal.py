@@ -103,13 +103,12 @@ class Journal:
         self._file.close()
 
     def _begin(self, segment: int) -> NotWritten | Stopped | None:
-        """Make the new segment the active one. The old one is synced first, whatever the mode, so that only a
-        journal's last segment can ever end torn."""
-        if not self._sync:
-            try:
-                self._file.sync()
-            except OSError as error:
-                return self._stop(error)
+        """Make the new segment the active one. The old one is synced first, with the MARK at its end or, in page_cache
+        mode, with all of it: only a journal's last segment may ever end torn."""
+        try:
+            self._file.sync()
+        except OSError as error:
+            return self._stop(error)
         try:
             new = self._files.open(segment_file(segment))
             new.truncate(0)  # whatever an attempt that failed may have left

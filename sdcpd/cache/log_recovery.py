@@ -14,6 +14,7 @@ What is kept is then synced: a process that died between its write and its sync 
 could otherwise be read now and be gone after a loss of power.
 """
 
+import contextlib
 from itertools import pairwise
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ from sdcpd.cache.journal_frames import (
     FrameKind,
     Gap,
     SpoiledFrame,
+    encode_mark,
     encode_segment_header,
     scan,
     segment_header_is_good,
@@ -105,6 +107,8 @@ def _recover_last(files: Files, number: int, file: OpenFile, replay: "_Replay") 
         file.write_at(0, encode_segment_header(number))
     file.sync()
     files.sync_directory()
+    with contextlib.suppress(OSError):  # as behind a batch: only an aid to the next recovery
+        file.write_at(end, encode_mark(number, end))
     return end
 
 
@@ -126,21 +130,13 @@ class _Replay:
         self.damaged_segments: set[int] = set()
         self.facts: list[StoreFact] = []
         self._now = now
-        self._mark: tuple[int, int] | None = None
-        """Segment and offset of the MARK just read. Nothing may follow it: the next write would have covered it."""
 
     def header(self, segment: int, octets: bytes) -> None:
         if not segment_header_is_good(segment, octets):
             self._damage(segment, "its header is not what was written")
 
     def take(self, segment: int, found: Found) -> None:
-        if self._mark is not None and self._mark[0] == segment:
-            self._damage(segment, f"a write to offset {self._mark[1]} never reached the disk")
-            self._doubt(f"records may be missing: a write to segment {segment} never reached the disk")
-        self._mark = None
         match found:
-            case Frame(order=order) if order.kind is FrameKind.MARK:
-                self._mark = (segment, found.offset)
             case Frame():
                 if found.repaired:
                     self.facts.append(

@@ -48,7 +48,7 @@ OUTBOX_BYTES: Final = 256 << 10
 READ_BYTES: Final = 256 << 10
 STREAMS_LIMIT: Final = 1000
 """On one connection, when the peer would take more: h2 counts them all for each new one."""
-UNSENT_LIMIT: Final = 4000
+UNSENT_LIMIT: Final = 2000
 """Requests in the buffer of a connection whose peer takes nothing, cancelled ones included."""
 STREAM_NUMBERS_LIMIT: Final = (1 << 31) - 1024
 CLOSE_S: Final = 0.5
@@ -177,7 +177,7 @@ class ClientConnection:
         finally:
             if self._lost is None:
                 self._lose("the node stops")
-            with trio.move_on_after(CLOSE_S, shield=True):
+            with trio.move_on_after(CLOSE_S, shield=True), suppress(trio.BrokenResourceError):
                 await self._stream.aclose()
             await trio.aclose_forcefully(self._stream)
         if not started:
@@ -209,7 +209,7 @@ class ClientConnection:
     def tend(self, now: float) -> None:
         """What time brings: pings, and the end of idle, old and silent connections. Called once in a while."""
         settings = self._settings
-        if self._ping_at is not None and self._heard_at <= self._ping_at:
+        if self._ping_at is not None and self._heard_at < self._ping_at:
             if now - self._ping_at >= settings.ping_timeout_s:
                 self._lose("the peer does not answer a ping")
         elif self._exchanges:
@@ -310,6 +310,7 @@ class ClientConnection:
                     self._progress.unpark_all()
                 elif self._parting:
                     self._lose("the connection was closed")
+                    return
                 else:
                     await self._wake.wait()
                     self._wake = trio.Event()

@@ -8,6 +8,8 @@ and tests/edge/test_h2_server.py, which says what is used). What is done differe
   with NO_ERROR after the whole answer, RFC 9113 section 8.1).
 - A request that is not read blocked all others: ten messages fit between connection and application, then the
   connection reads no further. Here an `Inbox` lies between, which never blocks and tells of a peer that has left.
+- A stream that its peer reset before it was answered stayed in the tree of streams, until at a thousand of them the
+  connection fell. Here it is taken out.
 - A stop said GOAWAY only after the last answer, and reset new requests as if they had been carried out. Here GOAWAY is
   said at once, later requests are refused (REFUSED_STREAM: provably not processed), the others finish. h2 cannot send
   anything after its own GOAWAY, so that frame is written without it.
@@ -277,9 +279,23 @@ class PeerProtocol(H2Protocol):
 
     async def _close_stream(self, stream_id: int) -> None:
         await super()._close_stream(stream_id)
-        stream = self.connection.streams.get(stream_id)
+        stream, buffer = self.connection.streams.get(stream_id), self.stream_buffers.get(stream_id)
+        if buffer is not None and (stream is None or stream.closed):
+            await buffer.close()
+            self.priority.unblock(stream_id)  # for the sending task, which then forgets it
+            await self.has_data.set()
+        await self._stop_request(stream_id)
+
+    async def _send_data(self, stream_id: int) -> None:
+        await super()._send_data(stream_id)
+        if stream_id not in self.stream_buffers and stream_id not in self.streams:
+            await self._stop_request(stream_id)
+
+    async def _stop_request(self, number: int) -> None:
+        """When all was answered, more of the request is of no use."""
+        stream = self.connection.streams.get(number)
         if stream is not None and stream.state_machine.state is h2.stream.StreamState.HALF_CLOSED_LOCAL:
-            self._reset(stream_id, h2.errors.ErrorCodes.NO_ERROR)  # all was said; more of the request is of no use
+            self._reset(number, h2.errors.ErrorCodes.NO_ERROR)
             if not self.closed:
                 await self._flush()
 

@@ -13,7 +13,8 @@ Rows and keys are padded, to multiples of ROW_MULTIPLE and KEY_MULTIPLE. On CPU 
 many rows share the pass, whatever their neighbours, however the prefix was cut into passes (measured for 1 to 160
 tokens, fp32 and bf16; multiples of 64 or 256 keys are not enough, because the kernel works in blocks of 512 keys and a
 shorter last block changes the order of its sums). The price at 256 tokens of context: not visible for one sequence,
-10 % of a pass for eight; less for longer ones. Padded queries repeat the first and see one key; padded keys repeat the first and are masked.
+10 % of a pass for eight; less for longer ones. Padded queries repeat the first and see one key; padded keys repeat
+the first and are masked.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from sdcpd.engine.batch import Segment
 
 ROW_MULTIPLE: Final = 4
-KEY_MULTIPLE: Final = 512
+KEY_MULTIPLE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)

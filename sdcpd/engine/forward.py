@@ -12,6 +12,7 @@ truncated and closed: their pages can only serve passes that are planned later, 
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -123,9 +124,16 @@ class Engine:
         assert all(span.start + len(span.tokens) <= self.info.context_tokens for span in spans), "callers clamp"
         return plan_batch(spans, self._tables, self.info.vocabulary)
 
-    @torch.inference_mode()
     def run(self, batch: Batch) -> list[tuple[Row, ...]]:
         """Compute a planned pass: for each span, in order, its wanted rows. In the worker thread."""
+        logits = self.compute(batch)
+        rows = read_rows(logits) if len(logits) else []
+        ends = list(accumulate(batch.row_counts))
+        return [tuple(rows[end - count : end]) for count, end in zip(batch.row_counts, ends, strict=True)]
+
+    @torch.inference_mode()
+    def compute(self, batch: Batch) -> torch.Tensor:
+        """Run a planned pass up to the logits of the wanted rows, [wanted, vocabulary]. In the worker thread."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         states = self._decoder.hidden_states(
@@ -136,15 +144,11 @@ class Engine:
             self.pool.slots,
             self.pool.page_tokens,
         )
-        rows: list[Row] = []
-        if batch.wanted:
-            wanted = states if len(batch.wanted) == len(states) else states[self._tensor(batch.wanted)]
-            rows = read_rows(self._decoder.logits(wanted))
-        answers: list[tuple[Row, ...]] = []
-        for count in batch.row_counts:
-            answers.append(tuple(rows[:count]))
-            rows = rows[count:]
-        return answers
+        if not batch.wanted:
+            return states.new_empty((0, self.info.vocabulary))
+        if len(batch.wanted) < len(states):
+            states = states[self._tensor(batch.wanted)]
+        return self._decoder.logits(states)
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)

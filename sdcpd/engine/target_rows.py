@@ -23,13 +23,12 @@ def read_rows(logits: Tensor) -> list[Row]:
 
 def _rows_on_host(logits: Tensor) -> list[Row]:
     values = logits.float().numpy()
-    if values.base is not None and logits.dtype == torch.float32:
-        values = values.copy()  # the second best is found by striking out the best; not in the caller's tensor
     places = numpy.arange(len(values))
     tokens = values.argmax(axis=1)
     best = values[places, tokens]
     values[places, tokens] = -numpy.inf
     second = values.max(axis=1, initial=-numpy.inf)
+    values[places, tokens] = best  # it may be the caller's own memory
     return _rows(tokens.tolist(), best.tolist(), second.tolist())
 
 

@@ -158,8 +158,8 @@ def _run(console: Console, own_prompt: str | None, max_tokens: int | None) -> di
         put = partial(_put, daemon, lambda piece: len(text.encode(piece)))
         pairs = _measure(console, put, prompts, max_tokens)
     differences = _differences(console, model, text, pairs, prompts)
-    results = {key: _compare(*pair, differences.get(key)) for key, pair in pairs.items()}
-    _print_table(console, results)
+    results = {key: compare(*pair, differences.get(key)) for key, pair in pairs.items()}
+    print_table(console, results)
     first, *others = [msgspec.to_builtins(result) for result in results.values()]
     return {"model": NAME, **first} | ({"chat": others[0]} if others else {})
 
@@ -228,7 +228,8 @@ def _introduce(console: Console, key: str) -> None:
         console.print("\nThe answer, as it is committed:\n")
 
 
-def _compare(fast: Answer, plain: Answer, difference: Difference | None) -> Comparison:
+def compare(fast: Answer, plain: Answer, difference: Difference | None) -> Comparison:
+    """The figures of one prompt; token counts and rounds are those with speculation."""
     return Comparison(
         prompt_tokens=fast.prompt_tokens,
         output_tokens=fast.output_tokens,
@@ -270,7 +271,8 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
-def _print_table(console: Console, results: dict[str, Comparison]) -> None:
+def print_table(console: Console, results: dict[str, Comparison]) -> None:
+    """One column a prompt."""
     titles = {"edit": "edit task", "chat": "chat prompt", "prompt": "your prompt"}
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")

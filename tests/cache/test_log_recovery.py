@@ -158,6 +158,21 @@ def test_a_segment_torn_while_it_was_begun(disk: SimDisk) -> None:
         assert again.store.snapshot().segments == 2
 
 
+def test_only_the_last_segment_may_end_torn() -> None:
+    """The MARK behind a segment's last batch is durable before the next segment is begun."""
+    for cut in range(0, MARK_BYTES, 7):
+        disk = SimDisk()
+        store = Driver(disk, SMALL)
+        expected = b""
+        while store.store.snapshot().segments < 2:
+            expected += commit(1, 1, *range(40))
+            store.must_append(LOGS[0], commit(1, 1, *range(40)))
+        disk.crash(partial(first_octets, count_bytes=cut))
+        again = store.reopen()
+        assert again.octets(LOGS[0]) == expected
+        assert {fact.kind for fact in again.store.take_facts()} <= {"torn_end_cut"}
+
+
 # Damage
 
 
@@ -165,6 +180,8 @@ def test_a_bit_flipped_anywhere_costs_at_most_one_log_and_never_in_silence() -> 
     """Acknowledged octets are never dropped as if they were a torn end, not even the last ones."""
     disk = SimDisk()
     store, expected = filled(disk)
+    disk.crash()  # even behind a loss of power that took the last MARK,
+    store = store.reopen()  # once the store was opened again
     store.store.close()
     clean = disk.read(FIRST)
     costs = 0

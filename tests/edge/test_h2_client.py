@@ -30,9 +30,10 @@ class Stand:
         self.stream = stream
         self.ended = trio.Event()
 
-    def ask(self, body: bytes = b"") -> "Asked":
+    async def ask(self, body: bytes = b"") -> "Asked":
         asked = Asked()
         self.nursery.start_soon(asked.run, self.connection, body)
+        await wait_all_tasks_blocked()
         return asked
 
     async def tend_until(self, at: float) -> None:
@@ -93,7 +94,7 @@ async def stand(settings: dict[str, Any] | None = None, **peer_settings: int) ->
 
 async def test_a_request_and_its_answer(autojump_clock: Any) -> None:
     async with stand() as s:
-        asked = s.ask(b"question")
+        asked = await s.ask(b"question")
         request = await s.peer.next(h2.events.RequestReceived)
         assert request.headers is not None
         assert [(str(name), str(value)) for name, value in request.headers] == REQUEST
@@ -120,7 +121,7 @@ async def test_a_small_request_is_one_write(autojump_clock: Any) -> None:
             await pump()
 
         s.stream.send_stream.send_all_hook = note
-        asked = s.ask(b"x" * 300)
+        asked = await s.ask(b"x" * 300)
         await s.peer.answer(await s.peer.next_request(), b"y")
         await asked.response()
         assert len(writes) == 1
@@ -129,7 +130,7 @@ async def test_a_small_request_is_one_write(autojump_clock: Any) -> None:
 async def test_a_cancelled_request_is_reset_and_frees_its_place(autojump_clock: Any) -> None:
     async with stand(max_concurrent_streams=2) as s:
         assert s.connection.room == 2
-        asked = s.ask()
+        asked = await s.ask()
         number = await s.peer.next_request()
         assert s.connection.room == 1
         asked.scope.cancel()
@@ -139,7 +140,7 @@ async def test_a_cancelled_request_is_reset_and_frees_its_place(autojump_clock: 
         # what still comes for it is dropped
         s.peer.h2.receive_data(b"")
         await s.peer.stream.send_all(DataFrame(number, data=b"late").serialize())
-        other = s.ask()
+        other = await s.ask()
         await s.peer.answer(await s.peer.next_request())
         assert (await other.response()).status == 200
 
@@ -148,7 +149,7 @@ async def test_a_cancelled_request_is_reset_and_frees_its_place(autojump_clock: 
 async def test_after_goaway_what_will_be_answered_is_waited_for(together: bool, autojump_clock: Any) -> None:
     """h2 itself would take the connection for dead, and with it the answers that the peer promised."""
     async with stand() as s:
-        first, second = s.ask(), s.ask()
+        first, second = await s.ask(), await s.ask()
         numbers = [await s.peer.next_request(), await s.peer.next_request()]
         assert numbers == [1, 3]
         s.peer.h2.send_headers(1, [(":status", "200")])
@@ -177,13 +178,13 @@ async def test_a_peer_that_leaves_while_idle(autojump_clock: Any) -> None:
 
 async def test_a_lost_connection_says_what_is_known_of_each_request(autojump_clock: Any) -> None:
     async with stand() as s:
-        sent = s.ask()
+        sent = await s.ask()
         await s.peer.next_request()
         stuck = trio.Event()
         s.stream.send_stream.send_all_hook = stuck.wait
-        going = s.ask()  # being written: may arrive
+        going = await s.ask()  # being written: may arrive
         await wait_all_tasks_blocked()
-        waiting = s.ask()  # still in the buffer
+        waiting = await s.ask()  # still in the buffer
         await wait_all_tasks_blocked()
         await s.peer.stream.aclose()
         await sent.failed(AnswerLost, "closed")
@@ -195,10 +196,10 @@ async def test_a_lost_connection_says_what_is_known_of_each_request(autojump_clo
 async def test_resets(autojump_clock: Any) -> None:
     async with stand() as s:
         for code, kind in ((CODES.REFUSED_STREAM, NotProcessed), (CODES.INTERNAL_ERROR, AnswerLost), (99, AnswerLost)):
-            asked = s.ask()
+            asked = await s.ask()
             await s.peer.reset(await s.peer.next_request(), code)
             await asked.failed(kind, "reset")
-        cut_short = s.ask()
+        cut_short = await s.ask()
         number = await s.peer.next_request()
         await s.peer.answer(number, b"beginning", end=False)
         await s.peer.reset(number, CODES.NO_ERROR)
@@ -212,12 +213,12 @@ async def test_resets(autojump_clock: Any) -> None:
 async def test_a_whole_answer_before_the_body_was_sent(autojump_clock: Any) -> None:
     """RFC 9113 section 8.1: the answer counts, the rest of the body is of no use."""
     async with stand() as s:
-        asked = s.ask(b"x" * 200_000)
+        asked = await s.ask(b"x" * 200_000)
         number = (await s.peer.next(h2.events.RequestReceived)).stream_id or 0
         await s.peer.answer(number, b"too large", "413")
         await s.peer.reset(number, CODES.NO_ERROR)
         assert (await asked.response()).status == 413
-        other = s.ask(b"y" * 100_000)  # not over the connection's window, which nobody opened for the first
+        other = await s.ask(b"y" * 100_000)  # not over the connection's window, which nobody opened for the first
         number = (await s.peer.next(h2.events.RequestReceived)).stream_id or 0
         await s.peer.answer(number, status="404")
         assert (await other.response()).status == 404
@@ -228,18 +229,21 @@ async def test_a_whole_answer_before_the_body_was_sent(autojump_clock: Any) -> N
 async def test_large_bodies_pass_small_windows(autojump_clock: Any) -> None:
     question, answer = random.Random(1).randbytes(300_000), random.Random(2).randbytes(3_000_000)
     async with stand(initial_window_size=1000, max_frame_size=20_000) as s:
-        asked = s.ask(question)
+        asked = await s.ask(question)
         number = (await s.peer.next(h2.events.RequestReceived)).stream_id or 0
-        await s.peer.next_of(number, h2.events.StreamEnded)
+        await s.peer.next(h2.events.StreamEnded, number)
         pieces = [e.data or b"" for e in s.peer.events if isinstance(e, h2.events.DataReceived)]
         assert b"".join(pieces) == question
         s.peer.h2.send_headers(number, [(":status", "200")])
-        while answer_left := len(answer) - (sent := locals().get("sent", 0)):
-            size = min(s.peer.h2.local_flow_control_window(number), s.peer.h2.max_outbound_frame_size, answer_left)
+        sent = 0
+        while sent < len(answer):
+            size = min(
+                s.peer.h2.local_flow_control_window(number), s.peer.h2.max_outbound_frame_size, len(answer) - sent
+            )
             if size == 0:
                 await s.peer.read()
                 continue
-            s.peer.h2.send_data(number, answer[sent : sent + size], end_stream=size == answer_left)
+            s.peer.h2.send_data(number, answer[sent : sent + size], end_stream=sent + size == len(answer))
             sent += size
             await s.peer.flush()
         assert (await asked.response()).body == answer
@@ -247,7 +251,7 @@ async def test_large_bodies_pass_small_windows(autojump_clock: Any) -> None:
 
 async def test_a_body_is_given_up_while_it_waits_for_a_window(autojump_clock: Any) -> None:
     async with stand(initial_window_size=10) as s:
-        asked, reset = s.ask(b"x" * 100), s.ask(b"x" * 100)
+        asked, reset = await s.ask(b"x" * 100), await s.ask(b"x" * 100)
         await wait_all_tasks_blocked()
         asked.scope.cancel()
         assert await asked.outcome() is None
@@ -259,14 +263,14 @@ async def test_a_body_is_given_up_while_it_waits_for_a_window(autojump_clock: An
 
 async def test_an_answer_over_the_limit_is_given_up(autojump_clock: Any) -> None:
     async with stand({"max_answer_bytes": 1024}) as s:
-        asked = s.ask()
+        asked = await s.ask()
         number = await s.peer.next_request()
         await s.peer.answer(number, b"x" * 1000, end=False)
         s.peer.h2.send_data(number, b"x" * 25)
         await s.peer.flush()
         await asked.failed(AnswerLost, "longer than 1024")
         assert (await s.peer.next(h2.events.StreamReset)).stream_id == number
-        other = s.ask()
+        other = await s.ask()
         await s.peer.answer(await s.peer.next_request())
         await other.response()
 
@@ -274,7 +278,7 @@ async def test_an_answer_over_the_limit_is_given_up(autojump_clock: Any) -> None
 async def test_a_silent_peer_is_pinged_and_then_given_up(autojump_clock: Any) -> None:
     async with stand({"ping_interval_s": 5, "ping_timeout_s": 3}) as s:
         begin = trio.current_time()
-        asked = s.ask()
+        asked = await s.ask()
         await s.tend_until(begin + 7.9)
         assert not s.ended.is_set()
         s.nursery.start_soon(s.tend_until, begin + 10)
@@ -285,7 +289,7 @@ async def test_a_silent_peer_is_pinged_and_then_given_up(autojump_clock: Any) ->
 
 async def test_a_peer_that_answers_pings_may_think_for_long(autojump_clock: Any) -> None:
     async with stand({"ping_interval_s": 5, "ping_timeout_s": 3}) as s:
-        asked = s.ask()
+        asked = await s.ask()
         number = await s.peer.next_request()
 
         async def answer_pings() -> None:
@@ -304,7 +308,7 @@ async def test_idle_and_old_connections_are_closed(autojump_clock: Any) -> None:
     async with stand({"idle_connection_timeout_s": 60}) as s:
         await s.tend_until(trio.current_time() + 59)
         assert s.connection.open
-        asked = s.ask()
+        asked = await s.ask()
         await s.peer.answer(await s.peer.next_request())
         await asked.response()
         await s.tend_until(trio.current_time() + 59)
@@ -314,7 +318,7 @@ async def test_idle_and_old_connections_are_closed(autojump_clock: Any) -> None:
         assert await s.peer.ended()
         assert any(isinstance(event, h2.events.ConnectionTerminated) for event in s.peer.events), "with a GOAWAY"
     async with stand({"max_connection_age_s": 100, "ping_interval_s": 1000}) as s:
-        asked = s.ask()
+        asked = await s.ask()
         number = await s.peer.next_request()
         await s.tend_until(trio.current_time() + 101)
         assert (s.connection.open, s.ended.is_set()) == (False, False)
@@ -328,7 +332,7 @@ async def test_a_connection_that_ends_before_the_peer_has_spoken() -> None:
     connection = ClientConnection(ours, None, PeerClientSettings(), TrioClock(), lambda: None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(theirs.aclose)
-        with pytest.raises(TransportError, match="closed the connection"):
+        with pytest.raises(TransportError, match=r"the connection broke|closed the connection"):
             await nursery.start(connection.run)
 
 
@@ -338,7 +342,7 @@ async def test_a_peer_that_takes_nothing_is_not_given_more_and_more(autojump_clo
         for _ in range(10_000):
             if not s.connection.room:
                 break
-            asked = s.ask()
+            asked = await s.ask()
             await wait_all_tasks_blocked()
             asked.scope.cancel()
             await asked.outcome()
@@ -350,9 +354,11 @@ def _frame(draw: random.Random) -> bytes:
     number = draw.choice([0, 1, 1, 3, 5, 2])
     kind = draw.randrange(8)
     if kind == 0:
-        return HeadersFrame(number, data=draw.choice([b"\x88", b"", b"\xff" * 5]), flags=["END_HEADERS"]).serialize()
+        return HeadersFrame(
+            number or 1, data=draw.choice([b"\x88", b"", b"\xff" * 5]), flags=["END_HEADERS"]
+        ).serialize()
     if kind == 1:
-        return DataFrame(number, data=draw.randbytes(draw.randrange(20)), flags=["END_STREAM"]).serialize()
+        return DataFrame(number or 1, data=draw.randbytes(draw.randrange(20)), flags=["END_STREAM"]).serialize()
     if kind == 2:
         return RstStreamFrame(number or 1, error_code=draw.randrange(20)).serialize()
     if kind == 3:
@@ -372,7 +378,7 @@ async def test_whatever_a_peer_sends_ends_requests_and_nothing_else(block: int, 
     for seed in range(40):
         draw = random.Random(f"{block} {seed}")
         async with stand() as s:
-            asked = [s.ask(b"x" * 100), s.ask()]
+            asked = [await s.ask(b"x" * 100), await s.ask()]
             await wait_all_tasks_blocked()
             for _ in range(draw.randrange(1, 6)):
                 octets = _frame(draw)

@@ -7,7 +7,6 @@ one of each role, with as many drafters as sources are given.
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -25,7 +24,7 @@ from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
 from sdcpd.roles.generation import GenerationRequest
-from sdcpd.roles.ports import Engine, Peer, Ports
+from sdcpd.roles.ports import Engine, Peer, Ports, Workers
 from sdcpd.roles.router import Router
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
 from sdcpd.roles.verifier import Verifier
@@ -108,7 +107,7 @@ async def running_cluster(
     verifier: VerifierSettings | None = None,
     router: RouterSettings | None = None,
     drafter: DrafterSettings | None = None,
-    workers: Any = None,
+    workers: Workers | None = None,
 ) -> AsyncIterator[Cluster]:
     clock, randomness, meters = TrioClock(), SeededRandomness(), CountingMeters()
     engine = engine if engine is not None else ToyEngine(clock, model=TARGET, tokenizer=TOKENIZER)

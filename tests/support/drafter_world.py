@@ -171,5 +171,5 @@ async def running(source: DraftSource | None = None, **settings: Any) -> AsyncIt
 async def idle(world: World, limit_s: float = 300.0) -> None:
     """Wait until nothing is drafted any more."""
     with trio.fail_after(limit_s):
-        while world.drafter.snapshot().sessions:  # noqa: ASYNC110 the role tells nobody, and virtual time is free
+        while world.drafter.snapshot().sessions:  # the role tells nobody, and virtual time is free
             await trio.sleep(0.01)

@@ -53,6 +53,18 @@ class InlineWorkers:
         return function(*args)
 
 
+class SlowWorkers:
+    """Inline, but each call first takes up to `limit_s` of virtual time, drawn from a seed: a busy disk."""
+
+    def __init__(self, seed: int, limit_s: float) -> None:
+        self._random = random.Random(seed)
+        self._limit_s = limit_s
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        await trio.sleep(self._random.uniform(0, self._limit_s))
+        return function(*args)
+
+
 class CountingMeters:
     """Sums of counters by name; observations are only counted."""
 

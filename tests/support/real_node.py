@@ -38,7 +38,7 @@ GENERATE_LIMIT_S = 300
 async def eventually(condition: Callable[[], bool], limit_s: float) -> None:
     """Return once `condition` holds. Raises TooSlowError after `limit_s`. For what real threads and sockets decide."""
     with trio.fail_after(limit_s):
-        while not condition():  # noqa: ASYNC110  # nobody could tell us
+        while not condition():
             await trio.sleep(0.002)
 
 

@@ -18,7 +18,7 @@ from sdcpd.protocol.terms import Action
 from sdcpd.roles.generation import GenerationRefused, GenerationRequest
 from tests.support.cluster import MODEL, OracleSource, running_cluster
 from tests.support.messages import TARGET, TOKENIZER
-from tests.support.ports import TrioClock
+from tests.support.ports import SlowWorkers, TrioClock
 from tests.support.toy_engine import VOCABULARY, ToyEngine, greedy
 
 PROMPT = (5, 6, 7, 8)
@@ -71,16 +71,28 @@ async def test_the_text_does_not_depend_on_who_drafts(tmp_path: Path, name: str)
             assert page.finish is Action.FINISH
 
 
-@pytest.mark.parametrize("name", SOURCES)
-async def test_nothing_stands_still_on_the_shipped_one_machine_ladder(tmp_path: Path, name: str) -> None:
-    """Periods of self-decoding hand back to the drafter at once: 120 tokens cost at most 120 passes and their appends."""
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["wrong", "random"])
+async def test_nothing_stands_still_on_the_shipped_one_machine_ladder(tmp_path: Path, name: str, seed: int) -> None:
+    """Self-decoding periods hand back at once, whether appends are faster than passes or slower.
+
+    60 tokens of 4 sessions cost at most 60 passes of 10 ms and twice 60 batches of appends of up to 30 ms; a wait
+    that only a timer ends would cost 5 s more.
+    """
     ladder = Ladder(fallback=("self_decode*",), self_max=16)
+    workers = SlowWorkers(seed, 0.03)
     with trio.fail_after(1000):
-        async with running_cluster(tmp_path, SOURCES[name], ladder=ladder) as cluster:
+        async with running_cluster(tmp_path, SOURCES[name], ladder=ladder, workers=workers) as cluster:
             started = trio.current_time()
-            tokens, _ = await cluster.generate(PROMPT, 120)
-            assert tokens == greedy(PROMPT, 120)
-            assert trio.current_time() - started < 4.0
+
+            async def one(number: int) -> None:
+                prompt = (*PROMPT, number)
+                assert (await cluster.generate(prompt, 60))[0] == greedy(prompt, 60)
+
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(one, number)
+            assert trio.current_time() - started < 5.0
 
 
 async def test_right_drafts_save_passes(tmp_path: Path) -> None:

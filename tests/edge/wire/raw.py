@@ -1,6 +1,5 @@
 """The other end of a connection, as plain h2: it does what a test tells it, and nothing by itself."""
 
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import h2.config
@@ -26,6 +25,7 @@ class Raw:
         codes = {getattr(h2.settings.SettingCodes, name.upper()): value for name, value in settings.items()}
         self.h2.local_settings = h2.settings.Settings(client=client, initial_values=codes)
         self.events: list[h2.events.Event] = []
+        self.keeps_windows_open = True
 
     async def start(self) -> None:
         self.h2.initiate_connection()
@@ -38,7 +38,11 @@ class Raw:
         """Take what is there; AssertionError at its end."""
         octets = await self.stream.receive_some()
         assert octets, "the other side closed the connection"
-        self.events += self.h2.receive_data(octets)
+        events = self.h2.receive_data(octets)
+        self.events += events
+        for event in events:
+            if self.keeps_windows_open and isinstance(event, h2.events.DataReceived):
+                self.h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
         await self.flush()
 
     async def next(self, kind: type[E], number: int | None = None) -> E:
@@ -85,27 +89,10 @@ class Raw:
         """Status, fields and body of an answer."""
         head = await self.next(h2.events.ResponseReceived, number)
         fields = {str(name): str(value) for name, value in head.headers or ()}
-        await self.next_of(number, h2.events.StreamEnded)
+        await self.next(h2.events.StreamEnded, number)
         body = b"".join(getattr(e, "data", b"") for e in self.events if _is_data(e, number))
         self.events = [e for e in self.events if not _is_data(e, number)]
         return int(fields.pop(":status")), fields, body
-
-    async def next_of(self, number: int, kind: type[E]) -> E:
-        """As `next`; what is received on the way is acknowledged, so that windows stay open."""
-        while True:
-            for event in self.events:
-                if isinstance(event, kind) and getattr(event, "stream_id", None) == number:
-                    self.events.remove(event)
-                    return event
-            seen = len(self.events)
-            await self.read()
-            self.acknowledge(self.events[seen:])
-            await self.flush()
-
-    def acknowledge(self, events: Iterable[h2.events.Event]) -> None:
-        for event in events:
-            if isinstance(event, h2.events.DataReceived):
-                self.h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
 
     async def goaway(self, last: int, code: int = 0, then: bytes = b"") -> None:
         """h2's own would be the last that it sends."""

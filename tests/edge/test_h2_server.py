@@ -1,0 +1,345 @@
+"""hypercorn's stack with what peers need of it, over memory streams against plain h2: each of its traps is a test."""
+
+import importlib.metadata
+import inspect
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import h2.errors
+import h2.events
+import pytest
+import structlog
+import trio
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.trio.task_group import TaskGroup, _handle
+from hypercorn.trio.tcp_server import TCPServer
+from trio.testing import lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
+
+from sdcpd.edge.h2_server import FRAME_BYTES, STREAM_WINDOW_BYTES, Inbox
+from sdcpd.edge.identity import CertificateNames, CertifiedIdentity
+from sdcpd.edge.peer_server import PeerServer
+from sdcpd.edge.transport import Handler, Request, Response
+from sdcpd.edge.wire_settings import PeerServerSettings
+from sdcpd.roles.ports import Peer
+from tests.edge.wire.raw import Raw
+from tests.edge.wire.world import DRAFTER, app_of, echo
+from tests.support.ports import TrioClock
+
+CODES = h2.errors.ErrorCodes
+
+
+class Stand:
+    def __init__(self, peer: Raw, server: PeerServer, under_way: Callable[[], int], ended: trio.Event) -> None:
+        self.peer = peer
+        self.server = server
+        self.under_way = under_way
+        self.ended = ended
+
+
+@asynccontextmanager
+async def stand(
+    handler: Handler = echo,
+    *,
+    limit_bytes: int = 16 << 20,
+    pair: Callable[[], tuple[Any, Any]] = memory_stream_pair,
+    peer: dict[str, int] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Stand]:
+    app, _ = app_of({"verifier": handler}, limit_bytes)
+    server = PeerServer(app, PeerServerSettings(insecure_loopback=True, **settings), TrioClock(), None)
+    ours, theirs = pair()
+    ended = trio.Event()
+
+    async def serve() -> None:
+        await server.serve_stream(theirs, CertifiedIdentity(CertificateNames(uris=(DRAFTER.uri,)), {}))
+        ended.set()
+
+    with trio.fail_after(1000):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            nursery.start_soon(server._tend, nursery)
+            raw = Raw(ours, client=True, **(peer or {}))
+            await raw.start()
+            yield Stand(raw, server, lambda: app.under_way, ended)
+            nursery.cancel_scope.cancel()
+
+
+def test_what_is_used_of_hypercorn_is_there() -> None:
+    """None of it is public: another minor version is another stack."""
+    assert importlib.metadata.version("hypercorn").split(".")[:2] == ["0", "18"]
+    assert list(inspect.signature(TCPServer).parameters) == ["app", "config", "context", "state", "stream"]
+    for name in ("protocol_send", "_read_data", "_close"):
+        assert inspect.iscoroutinefunction(getattr(TCPServer, name))
+    protocol = ["app", "config", "context", "task_group", "connection_state", "ssl", "client", "server", "send"]
+    assert list(inspect.signature(H2Protocol).parameters) == protocol
+    for name in ("initiate", "handle", "stream_send", "_handle_events", "_create_stream", "_close_stream", "_flush"):
+        assert inspect.iscoroutinefunction(getattr(H2Protocol, name))
+    assert list(inspect.signature(TaskGroup.spawn_app).parameters) == ["self", "app", "config", "scope", "send"]
+    handled = ["app", "config", "scope", "receive", "send", "sync_spawn", "call_soon"]
+    assert list(inspect.signature(_handle).parameters) == handled
+
+
+async def test_an_answer(autojump_clock: Any) -> None:
+    async with stand() as s:
+        status, fields, body = await s.peer.whole(await s.peer.ask(method="POST", body=b"question"))
+        assert (status, body) == (200, b"question")
+        assert fields["caller"] == f"drafter {DRAFTER.uri}"
+        assert fields["content-length"] == "8"
+        assert "server" not in fields
+        settings = s.peer.h2.remote_settings
+        assert settings.max_concurrent_streams == 512
+        assert settings.initial_window_size == STREAM_WINDOW_BYTES
+
+
+async def test_a_small_answer_is_one_write(autojump_clock: Any) -> None:
+    async with stand() as s:
+        number = await s.peer.ask(method="POST", body=b"x" * 300)
+        await s.peer.next(h2.events.ResponseReceived, number)
+        assert [e for e in s.peer.events if isinstance(e, h2.events.StreamEnded) and e.stream_id == number]
+
+
+@pytest.mark.parametrize("size", [0, 1, FRAME_BYTES, FRAME_BYTES + 1, 1_000_000])
+async def test_answers_of_all_sizes_pass_small_windows(size: int, autojump_clock: Any) -> None:
+    body = random.Random(size).randbytes(size)
+
+    async def handle(peer: Peer, request: Request) -> Response:
+        return Response(204 if size == 0 else 200, {}, body)
+
+    async with stand(handle, peer={"initial_window_size": 2000}) as s:
+        status, fields, received = await s.peer.whole(await s.peer.ask())
+        assert (status, received) == (204 if size == 0 else 200, body)
+        assert ("content-length" in fields) == (size > 0)
+        assert s.server.connections == 1
+
+
+async def test_an_answer_before_the_body_was_read_leaves_the_connection_whole(autojump_clock: Any) -> None:
+    """404, 413: whoever still sends the body is told to stop, and may ask the next thing."""
+    async with stand(limit_bytes=1000) as s:
+        for path, status in (("/nowhere", 404), ("/verifier/thing", 200)):
+            number = await s.peer.ask(method="POST", body=b"x" * 500, end=False, path=path)
+            if status == 200:
+                s.peer.h2.send_data(number, b"x" * 501)
+                await s.peer.flush()
+            await s.peer.next(h2.events.StreamEnded, number)
+            reset = await s.peer.next(h2.events.StreamReset, number)
+            assert reset.error_code == CODES.NO_ERROR
+        assert (await s.peer.whole(await s.peer.ask(method="POST", body=b"y")))[2] == b"y"
+        assert s.under_way() == 0
+
+
+async def test_data_that_was_on_its_way_when_the_answer_came(autojump_clock: Any) -> None:
+    async with stand(limit_bytes=1000) as s:
+        number = await s.peer.ask(method="POST", body=b"x" * 1001, end=False)
+        for _ in range(5):  # in the client's view nothing was answered yet
+            s.peer.h2.send_data(number, b"x" * 10_000)
+        other = await s.peer.ask(method="POST", body=b"y")
+        assert (await s.peer.whole(other))[2] == b"y"
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+async def test_a_body_without_end_is_not_read_on(size: int, autojump_clock: Any) -> None:
+    """64 MiB against a limit of 256 KiB: 413 long before, and the rest is neither kept nor waited for."""
+    limit_bytes = 256 << 10
+
+    async def handle(peer: Peer, request: Request) -> Response:
+        assert len(request.body) == limit_bytes + 1, "enough to be refused for, and no more"
+        return Response(413, {}, b"large" * size)
+
+    async with stand(handle, limit_bytes=limit_bytes) as s:
+        number = await s.peer.ask(method="POST", body=b"", end=False)
+        sent = 0
+        with pytest.raises((h2.exceptions.StreamClosedError, KeyError)):
+            while sent < 64 << 20:
+                room = min(s.peer.h2.local_flow_control_window(number), 16384)
+                if room:
+                    s.peer.h2.send_data(number, bytes(room))
+                    sent += room
+                    await s.peer.flush()
+                else:
+                    await s.peer.read()
+        assert sent <= 2 * STREAM_WINDOW_BYTES
+        assert (await s.peer.whole(number))[0] == 413
+        await wait_all_tasks_blocked()
+        assert s.under_way() == 0
+
+
+async def test_one_request_that_is_not_read_does_not_block_the_others(autojump_clock: Any) -> None:
+    """hypercorn's queue holds ten messages, then its connection reads no further."""
+
+    async def handle(peer: Peer, request: Request) -> Response:
+        if request.query == "slow":
+            await trio.sleep(10)
+        return Response(200, {}, request.query.encode())
+
+    async with stand(handle, limit_bytes=10) as s:
+        number = await s.peer.ask(method="POST", body=b"x" * 11, end=False, path="/verifier/thing?slow")
+        for _ in range(50):
+            s.peer.h2.send_data(number, b"x" * 100)
+            await s.peer.flush()
+        begin = trio.current_time()
+        assert (await s.peer.whole(await s.peer.ask()))[0] == 200
+        assert trio.current_time() == begin
+
+
+async def test_a_peer_that_resets_or_leaves_ends_the_wait(autojump_clock: Any) -> None:
+    async def wait(peer: Peer, request: Request) -> Response:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with stand(wait) as s:
+        numbers = [await s.peer.ask() for _ in range(3)]
+        await wait_all_tasks_blocked()
+        assert s.under_way() == 3
+        await s.peer.reset(numbers[0])
+        await wait_all_tasks_blocked()
+        assert s.under_way() == 2
+        await s.peer.stream.aclose()
+        await s.ended.wait()
+        assert s.under_way() == 0
+        assert s.server.connections == 0
+
+
+async def test_a_thousand_streams_that_were_reset_are_forgotten(autojump_clock: Any) -> None:
+    """hypercorn kept them, up to the thousand that its tree of streams holds."""
+
+    async def wait(peer: Peer, request: Request) -> Response:
+        await trio.sleep(10 if request.query == "wait" else 0)
+        return Response(204)
+
+    async with stand(wait) as s:
+        for _ in range(1100):
+            await s.peer.reset(await s.peer.ask(path="/verifier/thing?wait"))
+        assert (await s.peer.whole(await s.peer.ask()))[0] == 204
+        (connection,) = s.server._connections
+        assert connection._frames is not None
+        assert not connection._frames.busy
+
+
+async def test_many_cancelled_requests_do_not_harm_those_that_are_not(autojump_clock: Any) -> None:
+    """A cancelled request must not take frames along: header compression builds on each of them."""
+    draw = random.Random(5)
+
+    async def handle(peer: Peer, request: Request) -> Response:
+        await trio.sleep(draw.choice([0, 0, 1]))
+        return Response(200, {f"x-{draw.randrange(40)}": str(draw.randrange(1000))}, request.body)
+
+    async with stand(handle) as s:
+        for turn in range(100):
+            numbers = [await s.peer.ask(method="POST", body=b"%d" % turn) for _ in range(4)]
+            if draw.random() < 0.5:
+                await trio.sleep(draw.choice([0, 1]))
+            for number in numbers[1:]:
+                await s.peer.reset(number)
+            status, _, body = await s.peer.whole(numbers[0])
+            assert (status, body) == (200, b"%d" % turn)
+        await wait_all_tasks_blocked()
+        assert s.under_way() == 0
+
+
+async def test_a_request_that_hypercorn_trips_over_costs_its_stream_only(autojump_clock: Any) -> None:
+    async with stand() as s:
+        s.peer.h2.send_headers(1, [(":method", "CONNECT"), (":authority", "x")], end_stream=True)
+        s.peer.h2.send_headers(
+            3,
+            [(":method", "GET"), (":scheme", "https"), (":authority", "x"), (":path", "/verif\xffier")],
+            end_stream=True,
+        )
+        await s.peer.flush()
+        for number in (1, 3):
+            assert (await s.peer.next(h2.events.StreamReset, number)).error_code == CODES.PROTOCOL_ERROR
+        s.peer.h2.prioritize(5, depends_on=3, weight=10)
+        s.peer.h2.prioritize(7, depends_on=5, exclusive=True)
+        assert (await s.peer.whole(await s.peer.ask()))[0] == 200
+
+
+async def test_octets_that_are_no_frames_end_the_connection_quietly(autojump_clock: Any) -> None:
+    with structlog.testing.capture_logs():
+        for octets in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" * 100, b""):
+            async with stand() as s:
+                await s.peer.stream.send_all(octets)
+                if not octets:
+                    await s.peer.stream.aclose()
+                await s.ended.wait()
+
+
+async def test_retired_what_is_under_way_is_answered_and_nothing_else(autojump_clock: Any) -> None:
+    async def slow(peer: Peer, request: Request) -> Response:
+        await trio.sleep(3)
+        return Response(200, {}, b"kept")
+
+    async with stand(slow) as s:
+        first = await s.peer.ask()
+        await wait_all_tasks_blocked()
+        s.server.retire()
+        goaway = await s.peer.next(h2.events.ConnectionTerminated)
+        assert (goaway.last_stream_id, goaway.error_code) == (first, CODES.NO_ERROR)
+        # plain h2 asks nothing after GOAWAY, so what others would ask is written by hand
+        s.peer.h2.state_machine.state = h2.connection.ConnectionState.CLIENT_OPEN
+        late = await s.peer.ask()
+        assert (await s.peer.next(h2.events.StreamReset, late)).error_code == CODES.REFUSED_STREAM
+        assert (await s.peer.whole(first))[2] == b"kept"
+        begin = trio.current_time()
+        await s.ended.wait()  # the peer does not close: the server does
+        assert 1 <= trio.current_time() - begin < 2
+
+
+async def test_idle_connections_are_retired_busy_ones_are_not(autojump_clock: Any) -> None:
+    async def slow(peer: Peer, request: Request) -> Response:
+        await trio.sleep(50)
+        return Response(204)
+
+    async with stand(slow, idle_connection_timeout_s=10) as s:
+        for cancelled in (False, True):
+            number = await s.peer.ask()
+            if cancelled:
+                await trio.sleep(5)
+                await s.peer.reset(number)
+            else:
+                assert (await s.peer.whole(number))[0] == 204
+        begin = trio.current_time()
+        await s.peer.next(h2.events.ConnectionTerminated)
+        assert 9 < trio.current_time() - begin < 11
+
+
+async def test_a_peer_that_takes_nothing_is_dropped(autojump_clock: Any) -> None:
+    """hypercorn would wait for it for ever, shielded from cancellation."""
+    async with stand(pair=lambda: _deaf_pair(), stalled_peer_timeout_s=7) as s:
+        begin = trio.current_time()
+        await s.ended.wait()
+        assert 7 <= trio.current_time() - begin < 9
+        assert s.server.connections == 0
+
+
+def _deaf_pair() -> tuple[Any, Any]:
+    """What the server sends is never read."""
+    ours, theirs = memory_stream_pair()
+    deaf, _ = lockstep_stream_pair()
+    return ours, trio.StapledStream(deaf.send_stream, theirs.receive_stream)
+
+
+async def test_more_streams_than_allowed_end_the_connection(autojump_clock: Any) -> None:
+    async def wait(peer: Peer, request: Request) -> Response:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with stand(wait, streams_per_connection=5) as s:
+        for _ in range(6):
+            await s.peer.ask()
+        await s.ended.wait()
+        assert s.under_way() == 0
+
+
+async def test_an_inbox_tells_of_a_peer_that_has_left() -> None:
+    for left_first in (False, True):
+        inbox, gone = Inbox(), trio.Event()
+        await inbox.put({"type": "http.request", "body": b"a", "more_body": True})
+        assert (await inbox.receive())["body"] == b"a"
+        if left_first:
+            await inbox.put({"type": "http.disconnect"})
+        inbox.read_no_more(gone.set)
+        assert gone.is_set() == left_first
+        await inbox.put({"type": "http.request", "body": b"b", "more_body": True})
+        await inbox.put({"type": "http.disconnect"})
+        assert gone.is_set()

@@ -28,7 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from sdcpd.engine.batch import Segment
 
 ROW_MULTIPLE: Final = 4
-KEY_MULTIPLE: Final = 64
+KEY_MULTIPLE: Final = 512
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,15 +150,14 @@ async def test_a_body_without_end_is_not_read_on(size: int, autojump_clock: Any)
     async with stand(handle, limit_bytes=limit_bytes) as s:
         number = await s.peer.ask(method="POST", body=b"", end=False)
         sent = 0
-        with pytest.raises((h2.exceptions.StreamClosedError, KeyError)):
-            while sent < 64 << 20:
-                room = min(s.peer.h2.local_flow_control_window(number), 16384)
-                if room:
-                    s.peer.h2.send_data(number, bytes(room))
-                    sent += room
-                    await s.peer.flush()
-                else:
-                    await s.peer.read()
+        while not any(isinstance(event, h2.events.StreamReset) for event in s.peer.events):
+            room = min(s.peer.h2.local_flow_control_window(number), 16384)
+            if room:
+                s.peer.h2.send_data(number, bytes(room))
+                sent += room
+                await s.peer.flush()
+            else:
+                await s.peer.read()
         assert sent <= 2 * STREAM_WINDOW_BYTES
         assert (await s.peer.whole(number))[0] == 413
         await wait_all_tasks_blocked()
@@ -226,7 +225,7 @@ async def test_many_cancelled_requests_do_not_harm_those_that_are_not(autojump_c
         return Response(200, {f"x-{draw.randrange(40)}": str(draw.randrange(1000))}, request.body)
 
     async with stand(handle) as s:
-        for turn in range(100):
+        for turn in range(60):
             numbers = [await s.peer.ask(method="POST", body=b"%d" % turn) for _ in range(4)]
             if draw.random() < 0.5:
                 await trio.sleep(draw.choice([0, 1]))

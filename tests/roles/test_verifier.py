@@ -23,7 +23,7 @@ from sdcpd.protocol.problems import (
     StaleEpoch,
     UnknownResource,
 )
-from sdcpd.protocol.terms import Action, State
+from sdcpd.protocol.terms import Action, LadderAction, State
 from sdcpd.roles.ports import Peer, Peers, Ports
 from sdcpd.roles.verifier import Verifier
 from sdcpd.roles.verifier_settings import VerifierSettings
@@ -438,6 +438,22 @@ async def test_a_silent_drafter_is_reported_and_the_session_ends_in_time(autojum
         kinds = [event.kind for event in stand.peers.events]
         assert kinds[0] is Action.SWITCH
         assert kinds[-1] is Action.FAIL
+
+
+async def test_a_period_that_ends_between_two_passes_is_handed_back_at_once(autojump_clock: MockClock) -> None:
+    """The first of two tokens is long on its way to the log, so that both are durable only after the loop had looked."""
+    async with running() as stand:
+        other = b"o" * 16
+        await stand.open(contract(stop=(), max_new=200), session=other)
+        await stand.draft(contract(stop=(), max_new=200), session=other, drafter=VERIFIER)
+        of = contract(stop=(), low_rounds=1, fallback=(LadderAction.SELF_DECODE,), self_load=100, self_max=2)
+        state = await stand.open(of)
+        await stand.draft(of)
+        stand.logs.append_times[LOG] = [0.001, 0.014, 0.001]
+        verdict = await stand.propose(state, (0,))
+        assert verdict.action is Action.SELF_DECODE
+        await trio.sleep(0.2)
+        assert [(event.session, event.kind) for event in stand.peers.events] == [(SESSION, Action.SELF_DECODE)]
 
 
 async def test_snapshot_and_status(autojump_clock: MockClock) -> None:

@@ -85,6 +85,7 @@ class MemoryLogs(Objects):
         self.logs: dict[str, bytes] = {}
         self.objects: dict[str, bytes] = {}
         self.faults: list[str] = []  # "lost": not written, no answer. "unanswered": written, no answer
+        self.append_times: dict[str, list[float]] = {}  # how long the next appends to a log take, where not `append_s`
         self._append_s = append_s
 
     def _tag(self, ref: str) -> str:
@@ -98,7 +99,8 @@ class MemoryLogs(Objects):
         return Appended(tag=self._tag(ref))
 
     async def append(self, ref: str, record: bytes, *, epoch: int, if_match: str) -> AppendOutcome:
-        await trio.sleep(self._append_s)
+        times = self.append_times.get(ref)
+        await trio.sleep(times.pop(0) if times else self._append_s)
         fault = self.faults.pop(0) if self.faults else None
         if fault == "lost":
             return Unreachable(reason="lost")

@@ -23,6 +23,7 @@ and tests/edge/test_h2_server.py, which says what is used). What is done differe
 - A request that hypercorn trips over (CONNECT, a path that is no ASCII) costs its stream, not its connection.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -141,9 +142,15 @@ class PeerTaskGroup(TaskGroup):
         """Start the application for one request; returns where to put its messages."""
         inbox = Inbox()
         scope["extensions"][GONE] = inbox.read_no_more
+
+        async def say(message: Any) -> None:
+            if message is None and trio.current_effective_deadline() == -math.inf:
+                return  # hypercorn would answer 500: we are cut off, and nobody knows how far the request got
+            await send(message)
+
         assert self._nursery is not None, "it is entered"
         self._nursery.start_soon(
-            _handle, app, config, scope, inbox.receive, send, trio.to_thread.run_sync, trio.from_thread.run
+            _handle, app, config, scope, inbox.receive, say, trio.to_thread.run_sync, trio.from_thread.run
         )
         return inbox.put
 

@@ -112,18 +112,18 @@ class WireClient:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the connections until cancelled; requests under way then end in TransportError."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                task_status.started()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            try:
                 while True:
                     await self._clock.sleep_until(self._clock.now() + TEND_S)
                     for pool in self._pools.values():
                         pool.tend(self._clock.now())
-        finally:
-            self._nursery = None
-            for pool in self._pools.values():
-                pool.close()
+            finally:  # before the connections end: whoever loses one must not look for another
+                self._nursery = None
+                for pool in self._pools.values():
+                    pool.close()
 
     def transport(self, caller: Peer, *, named: bool) -> "WireTransport":
         """A transport that speaks for `caller`. `named`: it says so, since the certificate alone would not."""

@@ -258,6 +258,8 @@ class Hosted:
                 self._settled(machine.appended(tag, ports.clock.now()))
             case BelowFence():
                 self._stopped(machine.lost("fenced"))
+            case StoreRefused(status=status, detail=detail) if status < 500:
+                self._stopped(machine.lost(f"the store refuses the log for good: {detail}"))
             case StoreRefused(detail=detail):
                 self._log.warning("append refused by the store; the session waits", detail=detail)
                 await ports.clock.sleep_until(ports.clock.now() + self._settings.append_retry_s)
@@ -285,6 +287,8 @@ class Hosted:
                         pass  # unchanged: the same octets go out again with the tag just read
             case Missing():
                 self._stopped(machine.lost("the log is gone from its store: store fault"))
+            case StoreRefused(status=status, detail=detail) if status < 500:
+                self._stopped(machine.lost(f"the store refuses the log for good: {detail}"))
             case StoreRefused() | Unreachable():
                 self._log.warning("commit log cannot be read; the session waits")
                 await ports.clock.sleep_until(ports.clock.now() + self._settings.append_retry_s)

@@ -228,7 +228,7 @@ async def test_a_client_that_goes_away_does_not_stop_its_round(autojump_clock: M
         assert len(stand.logs.commits(LOG)) == 1
 
 
-@pytest.mark.parametrize("faults", [["lost"], ["unanswered"], ["lost", "lost", "unanswered"], ["unanswered", "lost"]])
+@pytest.mark.parametrize("faults", [["lost"], ["unanswered"], ["lost", "lost", "unanswered"], ["507", "503", "lost"]])
 async def test_lost_appends_neither_lose_nor_double_a_round(autojump_clock: MockClock, faults: list[str]) -> None:
     async with running() as stand:
         state = await stand.open()
@@ -251,6 +251,18 @@ async def test_a_fence_ends_serving(autojump_clock: MockClock) -> None:
         assert stand.engine.free_pages == stand.engine.info.pages
         assert stand.logs.commits(LOG) == []
         assert stand.meters.counts["fenced_appends_total"] == 1
+
+
+async def test_a_log_that_the_store_refuses_for_good_ends_serving(autojump_clock: MockClock) -> None:
+    """A damaged log answers 409 for ever: nothing more can be committed here, and nobody may wait for it."""
+    async with running() as stand:
+        state = await stand.open()
+        await stand.draft()
+        stand.logs.faults = ["409"]
+        with pytest.raises(StaleEpoch, match="refuses the log"):
+            await stand.propose(state, (9,))
+        await trio.testing.wait_all_tasks_blocked()
+        assert stand.engine.free_pages == stand.engine.info.pages
 
 
 async def test_cancel_frees_and_ends_the_log(autojump_clock: MockClock) -> None:

@@ -17,6 +17,7 @@ from sdcpd.roles.ports import (
     Missing,
     Objects,
     ReadOutcome,
+    StoreRefused,
     TagMismatch,
     Unreachable,
 )
@@ -84,7 +85,9 @@ class MemoryLogs(Objects):
     def __init__(self, append_s: float = 0.001) -> None:
         self.logs: dict[str, bytes] = {}
         self.objects: dict[str, bytes] = {}
-        self.faults: list[str] = []  # "lost": not written, no answer. "unanswered": written, no answer
+        self.faults: list[
+            str
+        ] = []  # "lost": not written, no answer. "unanswered": written, no answer. A number: that status
         self.append_times: dict[str, list[float]] = {}  # how long the next appends to a log take, where not `append_s`
         self._append_s = append_s
 
@@ -104,6 +107,8 @@ class MemoryLogs(Objects):
         fault = self.faults.pop(0) if self.faults else None
         if fault == "lost":
             return Unreachable(reason="lost")
+        if fault is not None and fault.isdigit():
+            return StoreRefused(status=int(fault), detail="as told")
         entries = [entry for entry, _ in read_records(self.logs[ref])]
         if any(isinstance(entry, FenceRecord) and entry.epoch > epoch for entry in entries):
             return BelowFence()

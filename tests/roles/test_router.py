@@ -367,7 +367,7 @@ class Stand:
     async def settled(self, within_s: float) -> None:
         """Nothing of any session is left at the router."""
         with trio.fail_after(within_s):
-            while self.router.snapshot().in_care:  # noqa: ASYNC110 - no event for it
+            while self.router.snapshot().in_care:
                 await trio.sleep(0.05)
 
     def only(self) -> RoutedSession:

@@ -453,7 +453,7 @@ async def test_a_silent_drafter_is_reported_and_the_session_ends_in_time(autojum
 
 
 async def test_a_period_that_ends_between_two_passes_is_handed_back_at_once(autojump_clock: MockClock) -> None:
-    """The first of two tokens is long on its way to the log, so that both are durable only after the loop had looked."""
+    """The first of two tokens takes long to the log, so that both are durable only after the loop has looked."""
     async with running() as stand:
         other = b"o" * 16
         await stand.open(contract(stop=(), max_new=200), session=other)

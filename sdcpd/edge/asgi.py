@@ -28,6 +28,8 @@ BODIES_LIMIT_BYTES: Final = 256 << 20
 """Bodies of all requests under way together; one that would go beyond is answered 503."""
 BODY_TIMEOUT_S: Final = 60.0
 """For a whole body. The largest objects arrive in less over 1 Gbit/s; who dribbles holds memory."""
+ANSWER_TIMEOUT_S: Final = 120.0
+"""For an answer to be taken. A peer that opens no window for it holds memory; its stream is reset then."""
 IDENTITY: Final = "identity"
 """Key of the connection's Identity in the state that the server hands in."""
 
@@ -189,8 +191,9 @@ async def _answer(send: Send, response: Response) -> None:
     headers = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
     if response.status != 204:
         headers.append((b"content-length", b"%d" % len(response.body)))
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": response.body, "more_body": False})
+    with trio.move_on_after(ANSWER_TIMEOUT_S):
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
 def _fields(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:

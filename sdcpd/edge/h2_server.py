@@ -135,6 +135,10 @@ class Inbox:
             gone()
 
 
+def _no_thread(*_args: Any) -> Any:
+    raise AssertionError("an ASGI application has no use for hypercorn's threads")
+
+
 class PeerTaskGroup(TaskGroup):
     """The tasks of one connection; requests get an Inbox."""
 
@@ -149,9 +153,7 @@ class PeerTaskGroup(TaskGroup):
             await send(message)
 
         assert self._nursery is not None, "it is entered"
-        self._nursery.start_soon(
-            _handle, app, config, scope, inbox.receive, say, trio.to_thread.run_sync, trio.from_thread.run
-        )
+        self._nursery.start_soon(_handle, app, config, scope, inbox.receive, say, _no_thread, _no_thread)
         return inbox.put
 
 
@@ -287,6 +289,9 @@ class PeerProtocol(H2Protocol):
     async def _close_stream(self, stream_id: int) -> None:
         await super()._close_stream(stream_id)
         stream, buffer = self.connection.streams.get(stream_id), self.stream_buffers.get(stream_id)
+        if buffer is not None and not buffer.complete and not self.closed and stream is not None and not stream.closed:
+            self._reset(stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)  # the application gave up in mid-answer
+            await self._flush()
         if buffer is not None and (stream is None or stream.closed):
             await buffer.close()
             self.priority.unblock(stream_id)  # for the sending task, which then forgets it

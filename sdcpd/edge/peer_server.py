@@ -15,6 +15,7 @@ then, looked at after binding, so that a host name cannot say otherwise.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -39,6 +40,10 @@ log = structlog.get_logger(__name__)
 BACKLOG: Final = 128
 TEND_S: Final = 0.25
 """How often connections are looked at: the grain of the times below."""
+LINES_PER_S: Final = 10
+"""In the log, on handshakes that fail."""
+ALERT_READS: Final = 16
+"""How often we read from a peer that was not let in, until it closes."""
 LINGER_S: Final = 1.0
 """How long a retired connection without requests is left to its peer to close."""
 
@@ -71,6 +76,7 @@ class PeerServer:
         self._handshakes: Final[dict[trio.CancelScope, None]] = {}  # oldest first
         self._connections: Final[dict[PeerConnection, None]] = {}
         self._retire_all = False
+        self._lines = _LineBudget(clock)
 
     @property
     def connections(self) -> int:
@@ -177,8 +183,8 @@ class PeerServer:
         if fault is None:
             names = certificate_names(secure.getpeercert())
             await self.serve_stream(secure, CertifiedIdentity(names, self._tls.roles))
-        else:
-            log.info("peer handshake failed", reason=fault)
+        elif (left_out := self._lines.take()) is not None:
+            log.info("peer handshake failed", reason=fault, left_out=left_out)
 
     async def _shake_hands(self, stream: trio.SSLStream[trio.SocketStream]) -> str | None:
         """None, or why it failed."""
@@ -229,6 +235,25 @@ class PeerServer:
             connection.cut()
 
 
+class _LineBudget:
+    """Whoever can connect can have lines logged: some each second, and how many were left out."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock: Final = clock
+        self._second = clock.now()
+        self._taken = 0
+
+    def take(self) -> int | None:
+        """How many lines were left out before this one; None if this one is left out."""
+        now = self._clock.now()
+        left_out = 0
+        if now - self._second >= 1:
+            left_out = max(0, self._taken - LINES_PER_S)
+            self._second, self._taken = now, 0
+        self._taken += 1
+        return left_out if self._taken <= LINES_PER_S else None
+
+
 async def _retire(connection: PeerConnection) -> None:
     try:
         await connection.retire()
@@ -237,12 +262,17 @@ async def _retire(connection: PeerConnection) -> None:
 
 
 async def _send_alert(stream: trio.SSLStream[trio.SocketStream]) -> None:
-    """What OpenSSL has to say about a failed handshake, which trio leaves unsent: the peer should learn the reason."""
-    alert = stream._outgoing.read()
-    try:
-        await stream.transport_stream.send_all(alert)
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        return
+    """What OpenSSL has to say about a failed handshake, which trio leaves unsent: the peer should learn the reason.
+
+    With TLS 1.3 it has spoken on by then. Closing with that unread would reset the connection, and the alert with it.
+    """
+    alert, below = stream._outgoing.read(), stream.transport_stream
+    with trio.move_on_after(LINGER_S), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        await below.send_all(alert)
+        await below.send_eof()
+        for _ in range(ALERT_READS):
+            if not await below.receive_some():
+                return
 
 
 def _close(listeners: Sequence[trio.SocketListener]) -> None:

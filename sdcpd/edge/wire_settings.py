@@ -37,8 +37,6 @@ class PeerServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
 class PeerClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Calls to peers."""
 
-    insecure_loopback: bool = False
-    """Peers with a base URI of `http://` on a loopback address may be called without TLS."""
     connect_timeout_s: SecondsSetting = 5
     """For name, connection, handshake and the peer's first frame. Deadlines of calls may be shorter."""
     idle_connection_timeout_s: SecondsSetting = 60

@@ -318,6 +318,23 @@ def _deaf_pair() -> tuple[Any, Any]:
     return ours, trio.StapledStream(deaf.send_stream, theirs.receive_stream)
 
 
+async def test_an_answer_that_is_not_taken_is_given_up(autojump_clock: Any) -> None:
+    """A peer that opens no window for it."""
+
+    async def large(peer: Peer, request: Request) -> Response:
+        return Response(200, {}, bytes(100_000))
+
+    async with stand(large) as s:
+        s.peer.keeps_windows_open = False
+        number = await s.peer.ask()
+        assert (await s.peer.next(h2.events.StreamReset, number)).error_code == CODES.INTERNAL_ERROR
+        await wait_all_tasks_blocked()
+        assert s.under_way() == 0
+        (connection,) = s.server._connections
+        assert connection._frames is not None
+        assert not connection._frames.busy
+
+
 async def test_more_streams_than_allowed_end_the_connection(autojump_clock: Any) -> None:
     async def wait(peer: Peer, request: Request) -> Response:
         await trio.sleep_forever()

@@ -114,6 +114,22 @@ async def test_silent_connections_push_out_each_other_and_nobody_else(authority:
             await stream.aclose()
 
 
+async def test_handshakes_that_fail_fill_no_log(authority: Authority) -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with tls_world(authority) as world:
+            served = await world.serve()
+            for number in range(31):
+                if number == 30:
+                    await trio.sleep(1.1)
+                stream = await trio.open_tcp_stream("127.0.0.1", served.bound.port)
+                await stream.send_all(b"no TLS at all")
+                assert b"no TLS" not in await stream.receive_some()
+                await stream.aclose()
+    told = [line["left_out"] for line in lines if line["event"] == "peer handshake failed"]
+    assert sum(told) + len(told) >= 31 - 10
+    assert len(told) <= 21
+
+
 async def test_a_handshake_has_its_time(authority: Authority) -> None:
     async with tls_world(authority) as world:
         served = await world.serve(handshake_timeout_s=0.2)
@@ -248,9 +264,7 @@ async def test_without_tls_the_claim_is_who_calls() -> None:
         async with trio.open_nursery() as nursery:
             server = insecure(listen="127.0.0.1:0")
             bound = await nursery.start(server.run)
-            client = WireClient(
-                WireDialer(None, insecure_loopback=True), PeerClientSettings(insecure_loopback=True), TrioClock()
-            )
+            client = WireClient(WireDialer(None, insecure_loopback=True), PeerClientSettings(), TrioClock())
             await nursery.start(client.run)
             base = f"http://127.0.0.1:{bound.port}/verifier/"
             answer = await client.transport(ROUTER, named=True).exchange(base, GET)

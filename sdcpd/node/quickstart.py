@@ -45,34 +45,28 @@ CHAT_ANSWER_S: Final = 4.0
 SETTINGS: Final = ("engine.kv_cache_bytes=268435456", "log.level=warning")
 """11,000 tokens of this model: enough here, and little of a laptop's memory."""
 
-EDIT_PROMPT: Final = '''Here is a Python file:
+EDIT_PROMPT: Final = '''Copy the following Python code. Change the word Shelf to Library. Keep every other line as it is.
 
 ```python
 class Shelf:
-    """A shelf of books, sorted by title."""
+    """Books in the order in which they were added."""
 
     def __init__(self, room):
         self.room = room
         self.books = []
 
-    def add(self, title, author, year):
-        self.books.append((title, author, year))
-        self.books.sort()
+    def add(self, title, year):
+        self.books.append({"title": title, "year": year})
 
-    def find(self, title):
-        for book in self.books:
-            if book[0] == title:
-                return book
-        return None
+    def titles(self):
+        return [book["title"] for book in self.books]
 
-    def by_author(self, author):
-        return [book for book in self.books if book[1] == author]
+    def newest(self):
+        return max(self.books, key=lambda book: book["year"])
 
-    def older_than(self, year):
-        return [book for book in self.books if book[2] < year]
+    def describe(self):
+        return f"{len(self.books)} books in {self.room}"
 ```
-
-Rename the class Shelf to Library and print the whole file.
 '''
 CHAT_PROMPT: Final = "Explain in a few sentences why the sky is blue during the day and red in the evening."
 

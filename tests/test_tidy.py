@@ -40,11 +40,6 @@ ROLES_BANNED_CALLS = {
     "trio.to_thread": "ports.workers.run",
     "trio.run": "node/main.py",
 }
-ALLOWED = {
-    # Measured once at start, before the engine serves: the cost of a pass (decision 47).
-    ("engine/cost.py", "time"),
-    ("engine/forward.py", "time"),
-}
 PORTS_ONLY = {
     "os.urandom": "the Randomness port",
     "time.monotonic": "the Clock port",
@@ -113,7 +108,7 @@ def modules_banned_on_a_floor(path: Path, tree: ast.Module) -> Iterator[str]:
     floor = floor_of(path)
     banned = CORE_BANNED_MODULES if floor < 4 else ROLES_BANNED_MODULES if floor == 4 else {}
     for line, module in imports(tree):
-        if module.split(".")[0] in banned and (name_of(path), module) not in ALLOWED:
+        if module.split(".")[0] in banned:
             yield f"{line}: {module} ({banned[module.split('.')[0]]})"
 
 

@@ -37,15 +37,16 @@ READY_LIMIT_S: Final = 180
 MAX_TOKENS: Final = 200
 CHAT_MAX_TOKENS: Final = 80
 LEAST_TOKENS: Final = 32
-WARM_UP_TOKENS: Final = 12
+WARM_UP_TOKENS: Final = 8
 ANSWER_S: Final = 9.0
-CHAT_ANSWER_S: Final = 4.0
+CHAT_ANSWER_S: Final = 3.0
 """What one plain answer may take, so that all of it stays within half a minute on a slow machine too."""
 
 SETTINGS: Final = ("engine.kv_cache_bytes=268435456", "log.level=warning")
 """11,000 tokens of this model: enough here, and little of a laptop's memory."""
 
-EDIT_PROMPT: Final = '''Copy the following Python code. Change the word Shelf to Library. Keep every other line as it is.
+EDIT_PROMPT: Final = '''\
+Copy the following Python code. Change the word Shelf to Library. Keep every other line as it is.
 
 ```python
 class Shelf:

@@ -218,6 +218,30 @@ async def test_a_peer_that_is_not_the_one_called_keeps_its_place(autojump_clock:
         assert len(s.dials) == 1
 
 
+async def test_a_place_that_is_not_taken_goes_to_the_next_in_line(autojump_clock: Any) -> None:
+    def refuse(names: CertificateNames | None) -> None:
+        raise TransportError("another peer")
+
+    async with stand(silent, peer={"max_concurrent_streams": 1}, max_connections=1) as s:
+        done: list[object] = []
+        async with trio.open_nursery() as nursery:
+            first = s.ask_soon(nursery, done)
+            await trio.sleep(1)
+
+            async def call_another() -> None:
+                with pytest.raises(TransportError, match="another peer"):
+                    await s.pool.exchange(HEAD, b"", False, refuse)
+
+            nursery.start_soon(call_another)
+            await trio.sleep(1)
+            s.ask_soon(nursery, done)
+            await trio.sleep(1)
+            first.cancel()
+            await trio.sleep(1)
+            assert s.peers[0].h2.highest_inbound_stream_id == 3
+            nursery.cancel_scope.cancel()
+
+
 async def test_retired_connections_are_replaced_and_end_by_themselves(autojump_clock: Any) -> None:
     async with stand(silent, answers, max_connections=1) as s:
         done: list[object] = []

@@ -11,7 +11,7 @@ from sdcpd.edge.asgi import Mount, PeerApp
 from sdcpd.edge.identity import CertificateNames, CertifiedIdentity, Identity
 from sdcpd.edge.peer_server import PeerBound, PeerServer
 from sdcpd.edge.tls import Tls
-from sdcpd.edge.transport import Handler, Request, Response
+from sdcpd.edge.transport import Handler, Request, Response, TransportError
 from sdcpd.edge.wire_settings import PeerClientSettings, PeerServerSettings
 from sdcpd.edge.wire_transport import Target, WireClient, WireDialer, WireTransport
 from sdcpd.roles.ports import Peer
@@ -65,8 +65,6 @@ class MemoryNetwork:
     async def dial(self, target: Target) -> tuple[trio.abc.Stream, CertificateNames | None]:
         await trio.lowlevel.checkpoint()
         if self.refuse:
-            from sdcpd.edge.transport import TransportError
-
             raise TransportError("refused")
         ours, theirs = memory_stream_pair()
         self.streams.append(ours)

@@ -45,3 +45,8 @@ class EngineInfo(Struct, frozen=True):
     pages: int
     dtype: str
     device: str
+
+    @property
+    def session_tokens(self) -> int:
+        """Prompt and output of the longest session there is room for: in the context and in the page pool."""
+        return min(self.context_tokens, self.pages * self.page_tokens)

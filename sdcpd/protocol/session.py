@@ -115,11 +115,14 @@ class Session:
         if self.contract.max_new == 0:
             self._end(Action.FINISH, "max_new is 0")
 
-    # What is true now
-
     @property
     def closed(self) -> bool:
         return self.state in (State.FINISHED, State.FAILED)
+
+    @property
+    def ending(self) -> bool:
+        """Ended from outside, and the record that says so is not durable yet."""
+        return self._ending is not None and not self.closed
 
     @property
     def m_cap(self) -> int:
@@ -361,22 +364,18 @@ class Session:
             case OurRecordStands(tag=tag, fenced=fenced):
                 settled = self.appended(tag, now)
                 if fenced and not self.closed:
-                    self._stop("fenced after the last commit")
+                    self.lost("fenced after the last commit")
                 return settled
             case OurRecordAbsent():
                 append = self.to_append()
                 assert append is not None
                 return append
             case FencedOff():
-                return self._stop("fenced")
+                return self.lost("fenced")
             case ForeignWriter():
-                return self._stop("another writer's record is in the log")
+                return self.lost("another writer's record is in the log")
             case LogShrank():
-                return self._stop("the log lost acknowledged records: store fault")
-
-    def lost(self, reason: str) -> Stopped:
-        """The log is fenced (6.3 step 8), gone or damaged: discard the round, release nothing, stop serving."""
-        return self._stop(reason)
+                return self.lost("the log lost acknowledged records: store fault")
 
     def _act(self, pending: Pending, now: float) -> None:
         """Carry the round's action out on our side (6.5.2)."""
@@ -421,7 +420,7 @@ class Session:
         self._period = Period(ordered=ordered)
         self._deadlines.stop()
 
-    # Waiting, ending, stopping
+    # Waiting and ending
 
     def next_deadline(self) -> float | None:
         """When `expire` should be called next, in the caller's seconds; None while nothing runs out."""
@@ -468,7 +467,8 @@ class Session:
         self.state = state
         self._drop_work()
 
-    def _stop(self, reason: str) -> Stopped:
+    def lost(self, reason: str) -> Stopped:
+        """The log is fenced (6.3 step 8), gone or damaged: discard the round, release nothing, stop serving."""
         self.stopped = reason
         self._drop_work()
         return Stopped(reason=reason)

@@ -24,7 +24,8 @@ RefusalReason = Literal["unknown_model", "context_length", "overloaded", "not_re
 class GenerationRequest(Struct, frozen=True, kw_only=True):
     """One prompt to continue.
 
-    `max_new` None means as many tokens as the context holds behind the prompt. `stop` goes into the contract as it
+    `max_new` None means as many tokens as the context holds behind the prompt, and at most what the router's settings
+    allow to a request that names no limit. `stop` goes into the contract as it
     stands: each id ends the output and is its last token. `speculation` False asks for decoding without a drafter
     (decision 110). Greedy (rule 1) is the only sampling there is yet.
     """

@@ -74,6 +74,7 @@ class Hosted:
         self._work: Work | None = None
         self._prefilled = False
         self._outbox = outbox
+        self._store_failed_at: float | None = None
         self._load = load
         self._on_work = on_work
         self._log = structlog.get_logger(__name__).bind(session=session_path_id(opened.session), epoch=opened.epoch)
@@ -158,17 +159,17 @@ class Hosted:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._outbox.run)
                     await self._keep_log()
-                    self._free()
+                    self.free_kv()
                     on_end(self)
                     self._outbox.close()
             else:
-                self._free()
+                self.free_kv()
                 on_end(self)
         finally:
-            self._free()
+            self.free_kv()
 
-    def _free(self) -> None:
-        """Give KV back and wake everybody; synchronous, so that it is also right while being cancelled."""
+    def free_kv(self) -> None:
+        """Give the KV back and wake everybody; synchronous, so that it is also right while being cancelled."""
         if self._sequence is None:
             return
         self._engine.close_sequence(self._sequence)
@@ -261,8 +262,7 @@ class Hosted:
             case StoreRefused(status=status, detail=detail) if status < 500:
                 self._stopped(machine.lost(f"the store refuses the log for good: {detail}"))
             case StoreRefused(detail=detail):
-                self._log.warning("append refused by the store; the session waits", detail=detail)
-                await ports.clock.sleep_until(ports.clock.now() + self._settings.append_retry_s)
+                await self._wait_for_store(machine, detail)
             case TagMismatch() | Unreachable():
                 await self._look(machine)
 
@@ -289,9 +289,23 @@ class Hosted:
                 self._stopped(machine.lost("the log is gone from its store: store fault"))
             case StoreRefused(status=status, detail=detail) if status < 500:
                 self._stopped(machine.lost(f"the store refuses the log for good: {detail}"))
-            case StoreRefused() | Unreachable():
-                self._log.warning("commit log cannot be read; the session waits")
-                await ports.clock.sleep_until(ports.clock.now() + self._settings.append_retry_s)
+            case StoreRefused(detail=detail) | Unreachable(reason=detail):
+                await self._wait_for_store(machine, detail)
+
+    async def _wait_for_store(self, machine: Session, detail: str) -> None:
+        """The store takes no record now (full, gone): nothing is released meanwhile, and the wait has an end.
+
+        Said once, not at each try. A session that nobody wants any more is not kept for its `end` record.
+        """
+        now = self._ports.clock.now()
+        if self._store_failed_at is None:
+            self._store_failed_at = now
+            self._log.warning("the commit log cannot be written; the session waits", detail=detail)
+        limit_s = self._settings.abandoned_append_s if machine.ending else self._settings.append_give_up_s
+        if now - self._store_failed_at >= limit_s:
+            self._stopped(machine.lost("the commit log could not be written for too long"))
+            return
+        await self._ports.clock.sleep_until(now + self._settings.append_retry_s)
 
     def _stopped(self, stopped: Stopped) -> None:
         self._log.error("stopped serving the session", reason=stopped.reason)
@@ -300,6 +314,9 @@ class Hosted:
         self.changes.notify()
 
     def _settled(self, settled: Settled) -> None:
+        if self._store_failed_at is not None:
+            self._log.info("the commit log is written again")
+            self._store_failed_at = None
         count_round(settled, self._ports.meters)
         record = settled.record
         if isinstance(record, CommitRecord):

@@ -172,7 +172,7 @@ class Router:
         verifiers = self._fleet.verifiers(_need(model), now) if self._nursery is not None else ()
         if not verifiers:
             raise GenerationRefused("not_ready", f"no verifier serves {model.name} now", retry_after_s=1)
-        chosen, max_new = _first_fit(request, verifiers)
+        chosen, max_new = _first_fit(request, verifiers, self._settings.default_max_new_tokens)
         if len(self._sessions) >= self._settings.max_sessions:
             limit = self._settings.max_sessions
             raise GenerationRefused("overloaded", f"all {limit} sessions of this router are taken", retry_after_s=1)
@@ -353,7 +353,9 @@ def _check_tokens(request: GenerationRequest) -> None:
         raise GenerationRefused("invalid", detail, param="stop")
 
 
-def _first_fit(request: GenerationRequest, verifiers: tuple[Instance, ...]) -> tuple[Instance, int]:
+def _first_fit(
+    request: GenerationRequest, verifiers: tuple[Instance, ...], default_max_new: int
+) -> tuple[Instance, int]:
     """The first verifier whose context and vocabulary hold the request, and `max_new` there. Raises GenerationRefused.
 
     Whatever cannot fit is refused here, before any session exists; drafts never take more room than max_new.
@@ -369,7 +371,7 @@ def _first_fit(request: GenerationRequest, verifiers: tuple[Instance, ...]) -> t
         if context is None and wanted is not None:
             return one, wanted
         if context is not None and prompt + (1 if wanted is None else wanted) <= context:
-            return one, context - prompt if wanted is None else wanted
+            return one, min(context - prompt, default_max_new) if wanted is None else wanted
     if widest and max(request.prompt) >= widest:
         detail = f"the prompt holds a token id outside the model's vocabulary of {widest}"
         raise GenerationRefused("invalid", detail, param="prompt")

@@ -31,6 +31,9 @@ class RouterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_sessions: Annotated[int, Meta(ge=1, le=65536)] = 256
     """Sessions in the care of this router, those being closed included; one more is refused as overloaded. The router
     holds prompt and output of each."""
+    default_max_new_tokens: Annotated[int, Meta(ge=1)] = 1024
+    """Longest answer to a request that names no limit. A verifier reserves what a session can need when it opens, so
+    an unlimited one would take the whole context from all others."""
     default_ladder: str = SHIPPED
     """`[ladder.NAME]` for sessions of models that name none."""
     max_instances: Annotated[int, Meta(ge=1, le=65536)] = 1024

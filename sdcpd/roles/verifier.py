@@ -114,6 +114,13 @@ class Verifier:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._meter.full_rows = await measure_full_rows(self._engine, self._ports.clock)
         log.info("verifier ready", instance=self._instance, full_rows=self._meter.full_rows)
+        info = self._engine.info
+        if info.session_tokens < info.context_tokens:
+            log.warning(
+                "the KV pool is smaller than the model's context; give it more memory (engine.kv_cache_bytes)",
+                session_tokens=info.session_tokens,
+                model_context_tokens=info.context_tokens,
+            )
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._loop.run)
@@ -202,6 +209,7 @@ class Verifier:
         if machine is None:
             raise Overloaded("the session is still being opened", retry_after_s=1)
         machine.cancel("cancelled")
+        hosted.free_kv()  # at once, even while its last record is still on the way: nothing more will be scored
         hosted.changes.notify()
         with trio.move_on_after(self._settings.assignment_wait_s):
             while not machine.closed and machine.stopped is None:
@@ -232,7 +240,7 @@ class Verifier:
             model=info.model,
             tokenizer=info.tokenizer,
             vocabulary=info.vocabulary,
-            context_tokens=info.context_tokens,
+            context_tokens=info.session_tokens,
             boot=self._boot,
             rules=RULES_SERVED,
         )
@@ -338,10 +346,10 @@ class Verifier:
             raise IllFormed("prompt: empty; the model needs at least one token to start from")
         if max(prompt) >= info.vocabulary:
             raise IllFormed(f"prompt: token {max(prompt)} is outside the vocabulary of {info.vocabulary}")
-        if len(prompt) + message.contract.max_new > info.context_tokens:
+        if len(prompt) + message.contract.max_new > info.session_tokens:
             raise IllFormed(
-                f"prompt: {len(prompt)} tokens and max_new {message.contract.max_new} exceed the context "
-                f"of {info.context_tokens} tokens"
+                f"prompt: {len(prompt)} tokens and max_new {message.contract.max_new} exceed the "
+                f"{info.session_tokens} tokens that a session may have here"
             )
         return prompt
 

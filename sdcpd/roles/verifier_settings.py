@@ -30,6 +30,10 @@ class VerifierSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Time in state 2 after which the session fails (decision 82)."""
     append_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     """After this an append's answer counts as lost and the log is read (decision 64)."""
+    append_give_up_s: Annotated[float, Meta(gt=0)] = 120.0
+    """How long a session waits for a store that takes no record (full disk, cache node gone) before it is lost here."""
+    abandoned_append_s: Annotated[float, Meta(gt=0)] = 2.0
+    """The same for a session that was cancelled or failed: only its `end` record is missing then."""
     append_retry_s: Annotated[float, Meta(gt=0)] = 0.5
     near_tie_margin: Annotated[float, Meta(ge=0)] = 0.05
     """Rows whose two best logits are closer than this are counted as near ties (decision 66)."""

@@ -394,6 +394,57 @@ async def test_limits_answer_at_once(autojump_clock: MockClock) -> None:
             await stand.open(session=b"x" * 16)
 
 
+async def test_a_pool_smaller_than_the_context_bounds_a_session(autojump_clock: MockClock) -> None:
+    """What can never fit is refused up front, not put off for ever."""
+    async with running({"pages": 4, "page_tokens": 16, "context_tokens": 256}) as stand:
+        assert stand.verifier.status().context_tokens == 64
+        with pytest.raises(IllFormed, match="64 tokens"):
+            await stand.open(contract(max_new=62))
+        await stand.open(contract(max_new=61))
+
+
+async def test_a_full_store_holds_sessions_and_lets_them_go_on(autojump_clock: MockClock) -> None:
+    async with running() as stand:
+        state = await stand.open()
+        await stand.draft()
+        stand.logs.full = "507"
+        async with trio.open_nursery() as nursery:
+
+            async def refill() -> None:
+                await trio.sleep(30)
+                stand.logs.full = ""
+
+            nursery.start_soon(refill)
+            assert (await stand.propose(state, greedy((1, 1, 1), 4))).committed == 5
+            assert 30 <= trio.current_time() < 40
+
+
+async def test_a_session_cancelled_while_the_store_is_full_is_freed_at_once(autojump_clock: MockClock) -> None:
+    async with running() as stand:
+        await stand.open()
+        await stand.draft(drafter=VERIFIER)
+        stand.logs.full = "507"
+        await trio.sleep(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stand.verifier.cancel_session, ROUTER_PEER, SESSION)
+            await trio.testing.wait_all_tasks_blocked()
+            assert stand.engine.free_pages == stand.engine.info.pages
+        with pytest.raises(StaleEpoch):
+            await stand.verifier.read_output(ROUTER_PEER, SESSION, 0, 1.0)
+        stand.logs.full = ""
+        await stand.open(session=b"x" * 16)
+
+
+async def test_a_store_that_stays_full_ends_the_session_here(autojump_clock: MockClock) -> None:
+    async with running(append_give_up_s=20.0) as stand:
+        state = await stand.open()
+        await stand.draft()
+        stand.logs.full = "503"
+        with pytest.raises(StaleEpoch, match="too long"):
+            await stand.propose(state, (9,))
+        assert stand.engine.free_pages == stand.engine.info.pages
+
+
 async def test_prompts_by_reference(autojump_clock: MockClock) -> None:
     async with running() as stand:
         ref = f"{CACHE}v1/s/-/o/x/1/0/tokens"

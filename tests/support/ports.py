@@ -88,6 +88,7 @@ class MemoryLogs(Objects):
         self.faults: list[
             str
         ] = []  # "lost": not written, no answer. "unanswered": written, no answer. A number: that status
+        self.full = ""  # a status with which every append is refused
         self.append_times: dict[str, list[float]] = {}  # how long the next appends to a log take, where not `append_s`
         self._append_s = append_s
 
@@ -104,7 +105,7 @@ class MemoryLogs(Objects):
     async def append(self, ref: str, record: bytes, *, epoch: int, if_match: str) -> AppendOutcome:
         times = self.append_times.get(ref)
         await trio.sleep(times.pop(0) if times else self._append_s)
-        fault = self.faults.pop(0) if self.faults else None
+        fault = self.full if self.full else self.faults.pop(0) if self.faults else None
         if fault == "lost":
             return Unreachable(reason="lost")
         if fault is not None and fault.isdigit():

@@ -16,6 +16,7 @@ from sdcpd.drafting.source import DraftSource
 from sdcpd.protocol.ladder import Ladder
 from sdcpd.protocol.terms import Action
 from sdcpd.roles.generation import GenerationRefused, GenerationRequest
+from sdcpd.roles.router_settings import RouterSettings
 from tests.support.cluster import MODEL, OracleSource, running_cluster
 from tests.support.messages import TARGET, TOKENIZER
 from tests.support.ports import SlowWorkers, TrioClock
@@ -182,6 +183,14 @@ async def test_what_does_not_fit_is_refused_before_a_session_exists(tmp_path: Pa
             assert cluster.verifier.snapshot().sessions == ()
             tokens, _ = await cluster.generate((1,) * 255, None)
             assert len(tokens) == 1
+
+
+async def test_an_answer_without_a_limit_does_not_take_the_whole_context(tmp_path: Path) -> None:
+    settings = RouterSettings(default_max_new_tokens=20)
+    with trio.fail_after(1000):
+        async with running_cluster(tmp_path, [], router=settings) as cluster:
+            assert len((await cluster.generate(PROMPT, None))[0]) == 20
+            assert len((await cluster.generate(PROMPT, 30))[0]) == 30
 
 
 async def test_a_ladder_that_fails_ends_the_session_with_its_tokens(tmp_path: Path) -> None:

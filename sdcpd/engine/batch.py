@@ -43,8 +43,9 @@ class Batch:
 def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabulary: int) -> Batch:
     """Plan one pass and count its positions as valid.
 
-    Asserts what callers owe: known sequences, each at most once; spans that begin where the valid positions end, inside
-    the reserved pages (which end at the context's limit); token ids below `vocabulary`.
+    A span that begins before the end of the valid positions overwrites what stands there: that is how the positions of
+    rejected tokens (draft 6.3) are taken back, with the pages kept. Asserts what callers owe: known sequences, each at
+    most once; no hole before a span; spans inside the reserved pages; token ids below `vocabulary`.
     """
     assert spans, "a pass runs something"
     assert len({span.sequence for span in spans}) == len(spans), "a sequence appears at most once in a pass"
@@ -59,7 +60,7 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabula
         end = span.start + count
         assert count >= 1
         assert 0 <= span.rows <= count
-        assert span.start == table.length, "a span begins where the valid positions end"
+        assert span.start <= table.length, "no hole before a span"
         assert end <= table.capacity_tokens, "pages are reserved before a pass"
         assert 0 <= min(span.tokens) <= max(span.tokens) < vocabulary, "token ids are checked where they come in"
         segments.append(Segment(first=len(tokens), count=count, length=end, pages=tuple(table.pages)))

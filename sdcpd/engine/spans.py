@@ -11,7 +11,7 @@ from msgspec import Struct
 class Span(Struct, frozen=True):
     """Tokens of one sequence to run in one pass.
 
-    `start` is the position of `tokens[0]` and equals the number of positions whose KV is already valid.
+    `start` is the position of `tokens[0]`; the KV before it is valid, what stands from there on is overwritten.
     Logits are wanted for the last `rows` tokens, 0 <= rows <= len(tokens).
     """
 

@@ -136,24 +136,17 @@ class LoadedEngine(Protocol[P]):
     def close_sequence(self, sequence: int) -> None: ...
     def truncate(self, sequence: int, length: int) -> None: ...
     def reserve(self, sequence: int, length: int) -> bool: ...
-    def valid_tokens(self, sequence: int) -> int: ...
     def plan(self, spans: Sequence[Span]) -> P: ...
     def run(self, plan: P) -> list[tuple[Row, ...]]: ...
 
 
 class ThreadedEngine:
-    """Engine port over a loaded engine: passes one at a time in `thread`, all else here in the trio thread.
-
-    Roles state where a span starts and say nothing of what a rejected proposal left behind that place, and they count
-    on what they once reserved. The engine wants such leftovers truncated, and gives pages back with them. So that is
-    done here, before a pass is planned; nobody can take the pages in between, since nothing here suspends.
-    """
+    """Engine port over a loaded engine: passes one at a time in `thread`, all else here in the trio thread."""
 
     def __init__(self, engine: LoadedEngine[P], thread: PassThread) -> None:
         self._engine = engine
         self._run = partial(_plan_and_run, engine, thread)
         self._turn = trio.Lock()
-        self._reserved: dict[int, int] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -167,33 +160,18 @@ class ThreadedEngine:
         return self._engine.open_sequence()
 
     def close_sequence(self, sequence: int) -> None:
-        self._reserved.pop(sequence, None)
         self._engine.close_sequence(sequence)
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Keep the first `length` valid positions; pages past them are no longer reserved."""
-        self._reserved[sequence] = length
         self._engine.truncate(sequence, length)
 
     def reserve(self, sequence: int, length: int) -> bool:
-        if not self._engine.reserve(sequence, length):
-            return False
-        self._reserved[sequence] = max(length, self._reserved.get(sequence, 0))
-        return True
+        return self._engine.reserve(sequence, length)
 
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
         """One pass. A caller cancelled in the middle waits for its end, so that no pass outlives who planned it."""
         async with self._turn:
-            for span in spans:
-                self._drop_leftovers(span)
             return await self._run(spans)
-
-    def _drop_leftovers(self, span: Span) -> None:
-        if self._engine.valid_tokens(span.sequence) <= span.start:
-            return
-        self._engine.truncate(span.sequence, span.start)
-        had = self._engine.reserve(span.sequence, self._reserved[span.sequence])
-        assert had, "the pages given back a moment ago are there"
 
 
 async def _plan_and_run(engine: LoadedEngine[P], thread: PassThread, spans: Sequence[Span]) -> list[tuple[Row, ...]]:

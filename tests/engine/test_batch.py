@@ -39,8 +39,7 @@ def test_spans_stand_in_one_row(tables: dict[int, BlockTable]) -> None:
 @pytest.mark.parametrize(
     ("span", "owed"),
     [
-        (Span(sequence=0, tokens=(1,), start=4, rows=1), "valid positions end"),
-        (Span(sequence=0, tokens=(1,), start=6, rows=1), "valid positions end"),
+        (Span(sequence=0, tokens=(1,), start=6, rows=1), "no hole"),
         (Span(sequence=0, tokens=(VOCABULARY,), start=5, rows=1), "token ids"),
         (Span(sequence=0, tokens=(-1,), start=5, rows=1), "token ids"),
         (Span(sequence=0, tokens=(1,) * 28, start=5, rows=1), "reserved"),
@@ -51,6 +50,14 @@ def test_spans_stand_in_one_row(tables: dict[int, BlockTable]) -> None:
 def test_what_callers_owe_is_asserted(tables: dict[int, BlockTable], span: Span, owed: str | None) -> None:
     with pytest.raises(AssertionError, match=owed):
         plan_batch([span], tables, VOCABULARY)
+
+
+def test_what_a_rejected_proposal_left_is_overwritten_and_its_pages_stay(tables: dict[int, BlockTable]) -> None:
+    pages = list(tables[0].pages)
+    batch = plan_batch([Span(sequence=0, tokens=(7, 8), start=2, rows=1)], tables, VOCABULARY)
+    assert batch.positions == [2, 3]
+    assert batch.segments[0].length == 4, "nothing beyond the span is seen"
+    assert (tables[0].length, tables[0].pages) == (4, pages)
 
 
 def test_a_sequence_appears_at_most_once(tables: dict[int, BlockTable]) -> None:

@@ -128,12 +128,8 @@ class CountingEngine:
         self.did.append(("reserve", length))
         return length <= 32
 
-    def valid_tokens(self, sequence: int) -> int:
-        return self.valid
-
     def plan(self, spans: Sequence[Span]) -> list[Span]:
         self.planned_in.append(threading.get_ident())
-        assert all(span.start == self.valid for span in spans)
         return list(spans)
 
     def run(self, plan: list[Span]) -> list[tuple[Row, ...]]:
@@ -162,15 +158,3 @@ async def test_the_engine_plans_here_and_runs_there_one_pass_at_a_time() -> None
     assert (engine.info.vocabulary, engine.free_pages, engine.open_sequence()) == (16, 8, 7)
     assert engine.reserve(7, 32)
     assert not engine.reserve(7, 33)
-
-
-async def test_what_a_rejected_proposal_left_is_dropped_and_the_reservation_kept() -> None:
-    inner = CountingEngine()
-    engine = ThreadedEngine(inner, PassThread("passes"))
-    assert engine.reserve(7, 20)
-    assert engine.reserve(7, 10)
-    inner.valid = 9
-    await engine.run_pass([Span(sequence=7, tokens=(1, 2), start=9, rows=1)])
-    assert inner.did == [("reserve", 20), ("reserve", 10)]
-    await engine.run_pass([Span(sequence=7, tokens=(1, 2), start=5, rows=1)])
-    assert inner.did[2:] == [("truncate", 5), ("reserve", 20)]

@@ -13,9 +13,11 @@ number and the frame's place, so a head is only valid where it was written. Wher
 at the next valid head, and the octets between are a gap.
 
 `settled` in a head is the offset up to which this segment had been acknowledged when the frame was written. A bad spot
-below the highest `settled` of a segment is damage; one at or after it is the torn end of a write that nobody was told
-about. A MARK frame holds nothing but its own `settled`: it is put behind each batch after the batch was synced, so
-that even the last batch can be told from a torn one; the next batch overwrites it.
+below the highest `settled` that can still be read in a segment is damage. One at or after it cannot be told from an
+unfinished write, whose sender was told nothing. A MARK frame holds nothing but its own `settled`: it is put behind each
+batch after the batch was synced, so that damage to the last batch is known as such for as long as the MARK is there;
+the next batch overwrites it. It is not synced itself, and where it goes together with octets before it, so does the
+proof that these had been acknowledged.
 """
 
 import struct
@@ -145,6 +147,20 @@ def encode_segment_header(segment: int) -> bytes:
 def segment_header_is_good(segment: int, octets: bytes) -> bool:
     """Does a segment's content begin as it must?"""
     return octets[:SEGMENT_HEADER_BYTES] == encode_segment_header(segment)
+
+
+def segment_header_is_unfinished(segment: int, octets: bytes) -> bool:
+    """Is this all that is left of a segment that was being begun: the first octets of its header, and then at most
+    zeros, where the file had its length before its content? Frames follow only a header that is durable, so that no
+    frame was ever in here."""
+    written = octets.rstrip(b"\0")
+    return len(octets) <= SEGMENT_HEADER_BYTES and encode_segment_header(segment).startswith(written)
+
+
+def segment_header_is_foreign(segment: int, octets: bytes) -> bool:
+    """Does the content begin with an intact header that is not this segment's: of another format, or another place?"""
+    fields, check = octets[: _SEGMENT.size], octets[_SEGMENT.size : SEGMENT_HEADER_BYTES]
+    return check == _CHECK.pack(crc32(fields)) and not segment_header_is_good(segment, octets)
 
 
 def encode_frame(segment: int, offset: int, settled: int, order: FrameOrder) -> bytes:

@@ -1,14 +1,20 @@
 """Reading the journal back after a restart, before anything is answered.
 
-Segments are replayed from the oldest on. Three things can be wrong, and each is told in a StoreFact:
+Segments are replayed from the oldest on. These things can be wrong; each that is seen is told in a StoreFact:
 
-- *A torn end*: octets behind the last acknowledged ones of the last segment that make no frame. Nobody was told of
-  them. They are cut off.
+- *A torn end*: in the last segment, a bad spot behind all that is still known to have been acknowledged. A write that a
+  crash left unfinished looks like this, and it must cost no log: the octets from there on are cut off. Yet it is not
+  known that nobody was told of them. Damage that takes the end of the journal, its last frames together with the MARK
+  behind them, looks the same; and a journal that lost its end between two frames looks whole.
 - *Damage*: a bad spot in what had been acknowledged. A frame whose head still says whose it is costs that log alone.
   Behind a gap, every log that began before it might have lost its last records there; it is in doubt until a later
   frame of it proves that none is missing. Logs still in doubt at the end are damaged as well: a log that lost its end
   must never be read as if it were whole, since a session resumed from it would contradict what it had released.
-- *A missing segment*: as a gap.
+- *A missing segment*: as a gap. So is a segment of which nothing is recognised: no header, no frame, or the header of
+  another format. Nothing is written to it, even if it is the last one; the journal goes on in a new segment behind it,
+  and it is set aside under another name, as all damaged segments are, once no log needs to be doubted for it. Only a
+  last segment that holds a part of its own header and nothing else, as a crash leaves one that was being begun, is
+  begun anew.
 
 What is kept is then synced: a process that died between its write and its sync leaves records in the page cache, which
 could otherwise be read now and be gone after a loss of power.
@@ -32,7 +38,9 @@ from sdcpd.cache.journal_frames import (
     encode_mark,
     encode_segment_header,
     scan,
+    segment_header_is_foreign,
     segment_header_is_good,
+    segment_header_is_unfinished,
 )
 from sdcpd.cache.log_index import LogIndex
 from sdcpd.cache.log_requests import StoreFact
@@ -50,21 +58,26 @@ class Recovered(Struct):
 
 
 def recover(files: Files, now: float) -> Recovered:
-    """Read everything, cut the torn end, sync. Blocks. Raises OSError when the disk does not let us."""
+    """Read everything, cut a torn end, sync. Blocks. Raises OSError when the disk does not let us."""
     replay = _Replay(now)
     numbers = sorted(number for number in map(segment_number, files.names()) if number is not None)
     segments: dict[int, int] = {}
     for number, follower in pairwise(numbers):
         octets = files.read(segment_file(number))
         segments[number] = len(octets)
-        replay.header(number, octets)
-        for found in scan(number, octets):
-            replay.take(number, found)
+        replay.segment(number, octets)
         if follower != number + 1:
             replay.missing(number + 1, follower - 1)
     active = numbers[-1] if numbers else 1
+    octets = files.read(segment_file(active)) if numbers else b""
+    last = _Last(active, octets)
+    if last.unrecognised:
+        segments[active] = len(octets)
+        replay.segment(active, octets)
+        active += 1
+        last = _Last(active, b"")
     file = files.open(segment_file(active))
-    segments[active] = _recover_last(files, active, file, replay)
+    segments[active] = _recover_last(files, last, file, replay)
     replay.finish()
     return Recovered(
         index=replay.index,
@@ -76,34 +89,59 @@ def recover(files: Files, now: float) -> Recovered:
     )
 
 
-def _recover_last(files: Files, number: int, file: OpenFile, replay: "_Replay") -> int:
+class _Last:
+    """The last segment as read: what of it is kept, and where that ends."""
+
+    def __init__(self, number: int, octets: bytes) -> None:
+        self.number = number
+        self.octets = octets
+        self.kept = list(scan(number, octets))
+        self.end = max(len(octets), SEGMENT_HEADER_BYTES)
+        self.cut_bytes = 0
+        self.marked = False
+        """A MARK stands at the end of what is kept."""
+        settled = max((_settled(one) for one in self.kept), default=0)
+        for position, one in enumerate(self.kept):
+            whole = isinstance(one, Frame) and not one.repaired
+            mark = isinstance(one, Frame) and one.order.kind is FrameKind.MARK
+            if one.offset >= settled and (mark or not whole):
+                self.end, self.marked = one.offset, mark
+                self.cut_bytes = len(octets[self.end + (MARK_BYTES if mark else 0) :])
+                self.kept = self.kept[:position]
+                break
+
+    @property
+    def unrecognised(self) -> bool:
+        """Is this neither a segment of ours nor one that was being begun? Then there is nothing to go on from.
+
+        Frames are only written behind a header that is durable, so a bad header is never an unfinished write.
+        """
+        if segment_header_is_good(self.number, self.octets) or self.begun:
+            return False
+        if segment_header_is_foreign(self.number, self.octets):
+            return True
+        return not self.kept and (self.cut_bytes > 0 or not self.marked)
+
+    @property
+    def begun(self) -> bool:
+        return segment_header_is_unfinished(self.number, self.octets)
+
+
+def _recover_last(files: Files, last: _Last, file: OpenFile, replay: "_Replay") -> int:
     """Replay the last segment and make it ready to be written on. Returns its length."""
-    octets = files.read(segment_file(number))
-    found = list(scan(number, octets))
-    settled = max((_settled(one) for one in found), default=0)
-    end = max(len(octets), SEGMENT_HEADER_BYTES)
-    for position, one in enumerate(found):
-        whole = isinstance(one, Frame) and not one.repaired
-        mark = isinstance(one, Frame) and one.order.kind is FrameKind.MARK
-        if one.offset >= settled and (mark or not whole):
-            end = one.offset
-            rest = octets[end + (MARK_BYTES if mark else 0) :]
-            if rest:
-                replay.facts.append(
-                    StoreFact(
-                        kind="torn_end_cut",
-                        detail=f"{len(rest)} octets of a write that was never acknowledged, at offset {end}",
-                        segment=number,
-                    )
-                )
-            found = found[:position]
-            break
-    if found:
-        replay.header(number, octets)
-    for one in found:
+    number, end = last.number, last.end
+    if last.cut_bytes:
+        detail = (
+            f"{last.cut_bytes} octets from offset {end} on, not all of them whole, were cut off; "
+            "this cannot be told from an unfinished write, which nobody was told of"
+        )
+        replay.facts.append(StoreFact(kind="torn_end_cut", detail=detail, segment=number))
+    if not last.begun:
+        replay.header(number, last.octets)
+    for one in last.kept:
         replay.take(number, one)
     file.truncate(end)
-    if not segment_header_is_good(number, octets):
+    if not segment_header_is_good(number, last.octets):
         file.write_at(0, encode_segment_header(number))
     file.sync()
     files.sync_directory()
@@ -130,6 +168,18 @@ class _Replay:
         self.damaged_segments: set[int] = set()
         self.facts: list[StoreFact] = []
         self._now = now
+
+    def segment(self, segment: int, octets: bytes) -> None:
+        """A whole segment that is not written on any more. It had frames, or the next one would not have been begun."""
+        found = [] if segment_header_is_foreign(segment, octets) else list(scan(segment, octets))
+        if all(isinstance(one, Gap) for one in found):
+            detail = f"nothing in its {len(octets)} octets is recognised: it is damaged, or of another format"
+            self._damage(segment, f"{detail}. It is left as it is, to be set aside")
+            self._doubt(f"records may be missing: nothing in segment {segment} is recognised")
+            return
+        self.header(segment, octets)
+        for one in found:
+            self.take(segment, one)
 
     def header(self, segment: int, octets: bytes) -> None:
         if not segment_header_is_good(segment, octets):

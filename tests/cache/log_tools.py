@@ -23,6 +23,7 @@ from sdcpd.protocol.commit_log import CommitRecord, Control, EndRecord, FenceRec
 from sdcpd.protocol.terms import Action
 
 EMPTY = log_tag([])
+LOGS = tuple(f"v1/s/-/l/{number:022d}" for number in range(4))
 
 
 def commit(epoch: int, round_: int, *tokens: int, action: Action = Action.CONTINUE) -> bytes:
@@ -107,3 +108,15 @@ class Driver:
     def reopen(self) -> "Driver":
         """As a new process on the same files."""
         return Driver(self.files, self.settings, self.now)
+
+
+def filled(files: Files, settings: CacheSettings | None = None) -> tuple[Driver, dict[str, bytes]]:
+    """A store with four logs of 0, 1, 2 and 3 records, appended in turns, and what each holds."""
+    store = Driver(files, settings)
+    expected = dict.fromkeys(LOGS, b"")
+    store.create(LOGS[0])
+    for round_ in range(1, 4):
+        for name in LOGS[round_:]:
+            store.must_append(name, commit(1, round_))
+            expected[name] += commit(1, round_)
+    return store, expected

@@ -18,7 +18,9 @@ from sdcpd.cache.journal_frames import (
     encode_segment_header,
     frame_bytes,
     scan,
+    segment_header_is_foreign,
     segment_header_is_good,
+    segment_header_is_unfinished,
 )
 
 NAME = "v1/s/-/l/AAECAwQFBgcICQoLDA0ODw"
@@ -116,3 +118,12 @@ def test_segment_headers() -> None:
     assert not segment_header_is_good(8, octets)
     for offset in range(len(octets)):
         assert not segment_header_is_good(7, octets[:offset])
+        assert not segment_header_is_foreign(7, octets[:offset])
+        assert segment_header_is_unfinished(7, octets[:offset])
+        assert segment_header_is_unfinished(7, octets[:offset].ljust(len(octets), b"\0"))
+        assert not segment_header_is_unfinished(7, octets[:offset].ljust(len(octets) + 1, b"\0"))
+        assert not segment_header_is_unfinished(7, octets[:offset] + b"\xff")
+        changed = octets[:offset] + bytes([octets[offset] ^ 1]) + octets[offset + 1 :]
+        assert not segment_header_is_foreign(7, changed + b"more")
+    assert not segment_header_is_foreign(7, octets + b"more")
+    assert segment_header_is_foreign(8, octets + b"more")

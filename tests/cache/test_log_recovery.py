@@ -22,25 +22,12 @@ from sdcpd.cache.log_requests import (
     RemoveLog,
 )
 from sdcpd.cache.settings import KIB, CacheSettings
-from tests.cache.log_tools import EMPTY, Driver, commit, end, fence, records
+from tests.cache.log_tools import EMPTY, LOGS, Driver, commit, end, fence, filled, records
 from tests.cache.sim_disk import PowerLoss, SimDisk, first_octets, lose_power, pages
 
-LOGS = tuple(f"v1/s/-/l/{number:022d}" for number in range(4))
 NEW = "v1/s/-/l/NNNNNNNNNNNNNNNNNNNNNN"
 FIRST = segment_file(1)
 SMALL = CacheSettings(segment_bytes=4 * KIB, journal_bytes=64 * KIB, max_log_bytes=16 * KIB, max_record_bytes=1 * KIB)
-
-
-def filled(disk: SimDisk, settings: CacheSettings | None = None) -> tuple[Driver, dict[str, bytes]]:
-    """A store with four logs of 0, 1, 2 and 3 records, appended in turns, and what each holds."""
-    store = Driver(disk, settings)
-    expected = dict.fromkeys(LOGS, b"")
-    store.create(LOGS[0])
-    for round_ in range(1, 4):
-        for name in LOGS[round_:]:
-            store.must_append(name, commit(1, round_))
-            expected[name] += commit(1, round_)
-    return store, expected
 
 
 def contents(store: Driver) -> dict[str, bytes]:
@@ -177,7 +164,7 @@ def test_only_the_last_segment_may_end_torn() -> None:
 
 
 def test_a_bit_flipped_anywhere_costs_at_most_one_log_and_never_in_silence() -> None:
-    """Acknowledged octets are never dropped as if they were a torn end, not even the last ones."""
+    """One bad octet never makes acknowledged ones look like a torn end, not even the last ones."""
     disk = SimDisk()
     store, expected = filled(disk)
     disk.crash()  # even behind a loss of power that took the last MARK,

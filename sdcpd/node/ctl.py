@@ -1,7 +1,8 @@
 """`sdcpctl`: what a node on this machine is doing, asked over its admin socket. Starts without torch.
 
     sdcpctl sessions            sessions that the node's roles know of
-    sdcpctl show ID             one session as each role sees it; ID may be shortened while unambiguous
+    sdcpctl show ID             one session as each role sees it; ID may be shortened while unambiguous, and begin
+                                with a dash, as every 64th does
     sdcpctl instances           instances the router knows of, with their reported load
     sdcpctl certs ...           make and show certificates: certs_command.py, which asks no daemon
 
@@ -12,6 +13,7 @@ daemon cannot be reached, 4 a certificate has expired or soon does.
 import argparse
 import http.client
 import json
+import re
 import socket
 import sys
 from collections.abc import Iterable, Sequence
@@ -32,6 +34,9 @@ FILE_WIDTH: Final = 400
 
 OK, NOT_FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
 
+DASHED_ID: Final = re.compile(r"-[A-Za-z0-9_-]+")
+SHOW_OPTIONS: Final = ("--json", "--socket", "--help")
+
 
 class NodeUnreachable(Exception):
     """Nobody answers on the socket. The text says what to do."""
@@ -39,10 +44,15 @@ class NodeUnreachable(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (argparse itself exits with 2)."""
-    options = parser().parse_args(arguments)
+    options = parser().parse_args(_ids_last(sys.argv[1:] if arguments is None else arguments))
     if options.command == "certs":
         return run_certs(options)
-    resource = f"/sessions/{quote(options.id, safe='')}" if options.command == "show" else f"/{options.command}"
+    resource = f"/{options.command}"
+    if options.command == "show":
+        if not options.id:
+            print("sdcpctl: the session ID is empty; `sdcpctl sessions` lists those there are", file=sys.stderr)
+            return USAGE
+        resource = f"/sessions/{quote(options.id, safe='', errors='surrogateescape')}"
     try:
         status, answer = ask(options.socket, resource)
     except NodeUnreachable as error:
@@ -79,6 +89,24 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("instances", parents=[shared], help="instances the router knows of")
     add_certs(commands)
     return result
+
+
+def _ids_last(arguments: Sequence[str]) -> list[str]:
+    """`show`'s arguments with an ID that begins with a dash moved behind `--`, where argparse takes it for no option.
+
+    Options, also those shortened as argparse allows, stay what they are: no ID of full length looks like one.
+    """
+    if list(arguments[:1]) != ["show"] or "--" in arguments:
+        return list(arguments)
+    rest = arguments[1:]
+    dashed = [each for each in rest if DASHED_ID.fullmatch(each) and not _is_option(each)]
+    if not dashed:
+        return list(arguments)
+    return ["show", *(each for each in rest if each not in dashed), "--", *dashed]
+
+
+def _is_option(argument: str) -> bool:
+    return argument == "-h" or any(option.startswith(argument) for option in SHOW_OPTIONS)
 
 
 class _UnixConnection(http.client.HTTPConnection):

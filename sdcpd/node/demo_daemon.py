@@ -41,8 +41,9 @@ class DaemonFailed(Exception):
 class DemoDaemon:
     """`with DemoDaemon(model) as daemon:` starts it; `address` (host, port) is its client port once it is ready."""
 
-    def __init__(self, model: Path, settings: Sequence[str] = ()) -> None:
+    def __init__(self, model: Path, settings: Sequence[str] = (), config: Path = CONFIG) -> None:
         self._model = model
+        self._config = config
         self._settings = settings
         self._folder = tempfile.TemporaryDirectory(prefix="sdcpd-quickstart-")
         self._log_file = Path(self._folder.name) / "log"
@@ -59,7 +60,7 @@ class DemoDaemon:
             f"frontend.listen={host}:{port}",
             *self._settings,
         ]
-        arguments = ["--role", ROLES, "--config", str(CONFIG)]
+        arguments = ["--role", ROLES, "--config", str(self._config)]
         for setting in settings:
             arguments += ["--set", setting]
         with self._log_file.open("wb") as log:

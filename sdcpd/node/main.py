@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +25,9 @@ one machine would starve each other. Read by the OpenMP library when torch loads
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (argparse itself exits with 2)."""
     options = parser().parse_args(arguments)
+    read = partial(load_config, options.config, options.set, options.role)
     try:
-        config = load_config(options.config, options.set, options.role)
+        config = read()
     except ConfigRefused as refused:
         print(f"sdcpd: {refused}", file=sys.stderr)
         return REFUSED
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_passive_waiting(os.environ)
     from sdcpd.node.start import run  # loads what the roles need, and only if there is something to run
 
-    return run(config)
+    return run(config, read)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -101,6 +101,16 @@ class Node:
         self._boot: Final = world.randomness.stream("boot").octets(16)
         self._alive: Final = trio.CancelScope()
         self._server: FrontendServer | None = None
+        self._verifier: Verifier | None = None
+
+    def moves(self, limit_s: float) -> bool:
+        """Whether the node gets on with its work; what the service manager's watchdog is told (design 4)."""
+        return self._verifier is None or self._verifier.moves(limit_s)
+
+    def take(self, config: Config) -> None:
+        """A configuration that was read again: ladders, for new sessions. All else is of the next start."""
+        if self.router is not None:
+            self.router.take_ladders(config.ladder, config.router.default_ladder)
 
     def stop(self) -> None:
         """End the node in order, whatever it is at; `run` then returns."""
@@ -158,7 +168,7 @@ class Node:
         if "drafter" in config.roles:
             drafter = self._drafter(engine)
             await self._start_role(stages, "drafter", drafter, drafter_dispatcher(drafter, self.meters))
-        verifier = Verifier(
+        self._verifier = verifier = Verifier(
             config.verifier,
             self._ports("verifier", engine),
             instance=config.role_uri("verifier"),

@@ -1,13 +1,14 @@
 """A node in production: the real world around it, signals, and how the process ends.
 
-SIGTERM or SIGINT ends the node in order, also while a model loads; a second one ends the process at once.
+SIGTERM or SIGINT ends the node in order, also while a model loads; a second one ends the process at once. SIGHUP reads
+the configuration again: new sessions get its ladders; a file that is wrong changes nothing, and the log says why.
 """
 
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,10 +20,10 @@ from prometheus_client import disable_created_metrics
 from sdcpd.cache.files import RealFiles
 from sdcpd.drafting.lookup_source import LookupSource
 from sdcpd.engine.settings import EngineSettings
-from sdcpd.node.config import Config
+from sdcpd.node.config import Config, ConfigRefused
 from sdcpd.node.logs import configure_logs
 from sdcpd.node.node import Node, NotStarted, World
-from sdcpd.node.notify import Notifier
+from sdcpd.node.notify import Notifier, watchdog_limit_s
 from sdcpd.node.real_ports import OsRandomness, PassThread, SystemClock, ThreadedEngine, ThreadWorkers
 from sdcpd.roles.ports import Engine
 
@@ -34,12 +35,14 @@ log = structlog.get_logger(__name__)
 OK, FAILED, NOT_STARTED = 0, 1, 3
 JOURNAL: Final = "log"
 DIGESTS: Final = "digests"
+LOAD_STEP_S: Final = 120.0
+"""More time to start, asked of the service manager with each line of progress."""
 PROGRESS_SHARE: Final = 0.25
 """Of a step of loading between two lines about it."""
 
 
-def run(config: Config) -> int:
-    """Run the node until a signal ends it; the process's exit code."""
+def run(config: Config, read_again: Callable[[], Config]) -> int:
+    """Run the node until a signal ends it; the process's exit code. `read_again` may raise ConfigRefused."""
     configure_logs(config.log)
     # A time for each series would double the page, and is of use to nobody.
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves this one without types
@@ -47,7 +50,8 @@ def run(config: Config) -> int:
     notifier = Notifier(os.environ)
     code = OK
     try:
-        trio.run(_main, config, real_world(config, thread, notifier), notifier, strict_exception_groups=True)
+        world = real_world(config, thread, notifier)
+        trio.run(_main, config, world, notifier, read_again, strict_exception_groups=True)
     except BaseException as error:
         code = _explain(error)
     if thread.busy:  # a model was still loading: its thread cannot be stopped, and the interpreter must not wait for it
@@ -84,6 +88,7 @@ async def _load_engine(
         told[step] = fraction
         log.info("loading the model", step=step, percent=round(100 * fraction))
         notifier.status(f"loading the model: {step} {fraction:.0%}")
+        notifier.extend_timeout(LOAD_STEP_S)
 
     engine = await thread.run(partial(_load, settings, tell, digests), abandon_on_cancel=True)
     return ThreadedEngine(engine, thread)
@@ -107,18 +112,44 @@ def _load(settings: EngineSettings, tell: Callable[[str, float], None], digests:
     return engine
 
 
-async def _main(config: Config, world: World, notifier: Notifier) -> None:
+async def _main(config: Config, world: World, notifier: Notifier, read_again: Callable[[], Config]) -> None:
     node = Node(config, world, notifier)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_obey, signals, node)
+            nursery.start_soon(_obey, signals, node, partial(_reload, node, world, notifier, read_again))
+            limit_s = watchdog_limit_s(os.environ, os.getpid())
+            if limit_s is not None:
+                nursery.start_soon(_watch, node, world, notifier, limit_s)
             await node.run()
             nursery.cancel_scope.cancel()
 
 
-async def _obey(signals: AsyncIterator[int], node: Node) -> None:
+async def _watch(node: Node, world: World, notifier: Notifier, limit_s: float) -> None:
+    """Tell the service manager that the node moves; silence makes it start a fresh one."""
+    while True:
+        if node.moves(limit_s):
+            notifier.watchdog()
+        await world.clock.sleep_until(world.clock.now() + limit_s / 2)
+
+
+async def _reload(node: Node, world: World, notifier: Notifier, read_again: Callable[[], Config]) -> None:
+    notifier.reloading()
+    try:
+        node.take(await world.workers.run(read_again))
+    except ConfigRefused as refused:
+        log.error("configuration kept as it was: the file is wrong", reason=str(refused))
+        notifier.ready("configuration kept as it was: the file is wrong")
+    else:
+        log.info("configuration read again: new sessions get its ladders")
+        notifier.ready("ready")
+
+
+async def _obey(signals: AsyncIterator[int], node: Node, reload: Callable[[], Awaitable[None]]) -> None:
     asked = False
     async for number in signals:
+        if number == signal.SIGHUP:
+            await reload()
+            continue
         if asked:
             os._exit(128 + number)
         asked = True

@@ -406,7 +406,7 @@ class Cache:
 
 
 def _tell(fact: StoreFact) -> None:
-    """One line. A torn end is what a crash leaves and costs nothing; all else needs a person."""
+    """One line. A torn end is what a crash leaves, and as a rule costs nothing; all else needs a person."""
     say = log.warning if fact.kind in ("torn_end_cut", "segment_not_given_back") else log.error
     session = None if fact.log is None else fact.log.rpartition("/")[2]
     say(fact.kind.replace("_", " "), session=session, segment=fact.segment, detail=fact.detail)

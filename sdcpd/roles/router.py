@@ -71,12 +71,8 @@ class Router:
         self._cache = normalize_base_uri(cache)
         self._models = {model.name: model for model in models}
         assert len(self._models) == len(models), "two models share a name"
-        self._ladders = {
-            model.name: named(ladders, model.ladder, f"models.{model.name}.ladder")
-            if model.ladder is not None
-            else named(ladders, settings.default_ladder, "router.default_ladder")
-            for model in models
-        }
+        self._ladders: dict[str, Ladder] = {}
+        self.take_ladders(ladders, settings.default_ladder)
         self._fleet = Fleet(settings.max_instances)
         self._sessions: OrderedDict[bytes, SessionTask] = OrderedDict()
         self._ended: OrderedDict[bytes, Ended] = OrderedDict()
@@ -95,6 +91,18 @@ class Router:
                 await self._watch_fleet()
         finally:
             self._nursery = None
+
+    def take_ladders(self, ladders: Mapping[str, Ladder], default: str) -> None:
+        """From now on new sessions escalate by these; a session's contract never changes (4.1).
+
+        Raises LadderError, and keeps the old ones, when a ladder that a model names does not exist.
+        """
+        self._ladders = {
+            name: named(ladders, model.ladder, f"models.{name}.ladder")
+            if model.ladder is not None
+            else named(ladders, default, "router.default_ladder")
+            for name, model in self._models.items()
+        }
 
     # What peers call (Table 1)
 

@@ -229,6 +229,11 @@ class Verifier:
         info = self._engine.info
         return self._meter.percent(self._ports.clock.now(), info.pages - self._engine.free_pages, info.pages)
 
+    def moves(self, limit_s: float) -> bool:
+        """Whether the verify loop gets on: no pass has been running for longer than `limit_s`."""
+        began = self._loop.pass_began_at
+        return began is None or self._ports.clock.now() - began < limit_s
+
     def status(self) -> Status:
         info = self._engine.info
         return Status(

@@ -39,6 +39,7 @@ class VerifyLoop:
         self._work = Changes()
         self._turn = 0
         self.passes = 0
+        self.pass_began_at: float | None = None  # of the pass that runs now
 
     def wake(self) -> None:
         """Something may have become ready."""
@@ -82,8 +83,10 @@ class VerifyLoop:
         works = [(hosted[ready.key], hosted[ready.key].take_work()) for ready in mix.rounds]
         clock = self._ports.clock
         started = clock.now()
+        self.pass_began_at = started
         rows = await self._engine.run_pass(mix.spans)
         ended = clock.now()
+        self.pass_began_at = None
         self.passes += 1
         self._meter.passed(started, ended, mix.rows)
         self._ports.meters.count("target_forwards_total")

@@ -22,7 +22,7 @@ from sdcpd.cache.refs import LogName
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.frontend.text import load_model_text
 from sdcpd.node import ctl
-from sdcpd.node.demo_daemon import DemoDaemon
+from sdcpd.node.demo_daemon import CONFIG, DemoDaemon
 from sdcpd.protocol import digests
 from sdcpd.protocol.commit_log import CommitRecord, read_records, view
 from sdcpd.protocol.terms import session_from_path_id
@@ -38,9 +38,9 @@ def daemon(tiny_llama: Path, tmp_path: Path) -> Iterator[Callable[..., DemoDaemo
     """Start a daemon on the tiny model whose state outlives it; all are ended after the test."""
     started: list[DemoDaemon] = []
 
-    def start(*settings: str) -> DemoDaemon:
+    def start(*settings: str, config: Path = CONFIG) -> DemoDaemon:
         places = [f"node.state_dir={tmp_path / 'state'}", f"node.runtime_dir={tmp_path / 'run'}"]
-        one = DemoDaemon(tiny_llama, [*places, "engine.kv_cache_bytes=4194304", "engine.threads=1", *settings])
+        one = DemoDaemon(tiny_llama, [*places, "engine.kv_cache_bytes=4194304", "engine.threads=1", *settings], config)
         started.append(one)
         return one.__enter__()
 
@@ -64,6 +64,14 @@ def stream(daemon: DemoDaemon, model: str, body: dict[str, Any]) -> Iterator[dic
                         return
             except ConnectionResetError:
                 return
+
+
+def until_error(chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The chunks up to an error; the connection stays open after one."""
+    for chunk in chunks:
+        yield chunk
+        if "error" in chunk:
+            return
 
 
 def read_log(state: Path, session: str) -> list[CommitRecord]:
@@ -236,3 +244,35 @@ def wait_for(condition: Callable[[], bool], daemon: DemoDaemon) -> None:
         daemon.check()
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_a_hang_up_signal_takes_new_ladders_and_keeps_the_old_when_the_file_is_wrong(
+    daemon: Callable[..., DemoDaemon], tiny_llama: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text(CONFIG.read_text())
+    one = daemon(config=config)
+    one.wait_ready(READY_LIMIT_S)
+    assert one.process is not None
+
+    def hang_up(text: str, said: str) -> None:
+        config.write_text(text)
+        before = one.log().count(said)
+        one.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]  # asserted above
+        until = time.monotonic() + 20
+        while one.log().count(said) == before:
+            assert time.monotonic() < until, one.log()
+            one.check()
+            time.sleep(0.05)
+
+    def failed() -> bool:
+        """Whether an answer ends in an error, which is its last event."""
+        return any("error" in chunk for chunk in until_error(stream(one, tiny_llama.name, LONG)))
+
+    hang_up(CONFIG.read_text().replace('["self_decode*"]', '["nonsense"]'), "the file is wrong")
+    assert not failed()
+    hang_up(
+        CONFIG.read_text().replace('["self_decode*"]', '["fail"]').replace("self_max = 8", "low_rounds = 1"),
+        "new sessions get its ladders",
+    )
+    assert failed(), "random text is not found in the prompt: the first rejected draft fails the session"

@@ -519,6 +519,19 @@ async def test_a_period_that_ends_between_two_passes_is_handed_back_at_once(auto
         assert [(event.session, event.kind) for event in stand.peers.events] == [(SESSION, Action.SELF_DECODE)]
 
 
+async def test_a_pass_that_does_not_end_is_a_standstill(autojump_clock: MockClock) -> None:
+    """What the service manager's watchdog is told."""
+    async with running({"pass_s": 100.0}) as stand:
+        assert stand.verifier.moves(1.0), "idle is no standstill"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stand.open)
+            await trio.sleep(30)
+            assert stand.verifier.moves(60.0)
+            await trio.sleep(40)
+            assert not stand.verifier.moves(60.0)
+            nursery.cancel_scope.cancel()
+
+
 async def test_snapshot_and_status(autojump_clock: MockClock) -> None:
     async with running() as stand:
         await stand.open()

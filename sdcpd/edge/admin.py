@@ -118,7 +118,7 @@ class Admin:
         """Status and JSON body for one request."""
         if method != "GET":
             return 405, {"detail": f"{method} is not offered here; GET is"}
-        match path.strip("/").split("/"):
+        match path.removeprefix("/").split("/"):
             case ["version"]:
                 roles = sorted(self._snapshots)
                 return 200, {"name": "sdcpd", "version": self._version, "roles": roles, "pid": os.getpid()}

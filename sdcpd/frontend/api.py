@@ -21,7 +21,7 @@ import trio
 from msgspec import Struct
 
 from sdcpd.frontend.answers import ChatShape, Shape, TextShape, model_body, model_list_body
-from sdcpd.frontend.errors import ApiError, error_body, model_not_found, unavailable
+from sdcpd.frontend.errors import ApiError, error_body, model_not_found, server_stopping, unavailable
 from sdcpd.frontend.exchange import ClientGone, Exchange, Receive, Scope, Send, header
 from sdcpd.frontend.generate import Generator
 from sdcpd.frontend.openai import Ask, read_chat, read_completion
@@ -65,6 +65,7 @@ class FrontendApp:
         self._generator: Final = Generator(ports, generations, texts, max_prompt_chars=settings.max_prompt_chars)
         self._started: Final = int(ports.wall_clock())
         self._running = 0  # completions from head to end of answer
+        self._halted: Final = trio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -98,6 +99,11 @@ class FrontendApp:
     def snapshot(self) -> FrontendSnapshot:
         """For gauges and sdcpctl."""
         return FrontendSnapshot(self._running)
+
+    def halt(self) -> None:
+        """Break off all answers, as the server stops: each ends with the error `server_stopping`, as a status where
+        nothing was sent yet, else as an event. From then on no completion is begun."""
+        self._halted.set()
 
     def _count(self, exchange: Exchange, status: str) -> None:
         endpoint = exchange.path if exchange.path in ENDPOINTS else "other"
@@ -157,6 +163,8 @@ class FrontendApp:
     ) -> None:
         arrived_at = self._ports.clock.now()
         _check_media_type(exchange)
+        if self._halted.is_set():
+            raise server_stopping()
         if self._running >= self._settings.max_requests:
             raise unavailable(f"{self._running} requests are being served, which is the limit here", "overloaded")
         self._running += 1
@@ -170,13 +178,22 @@ class FrontendApp:
             async def work(nursery: trio.Nursery) -> None:
                 request = await self._generator.prepare(ask)
                 outlet = self._outlet(exchange, shape, ask, nursery)
-                await self._generator.answer(
-                    ask, request, outlet, arrived_at=arrived_at, request_id=exchange.request_id
-                )
+                with trio.CancelScope() as writer:
+                    nursery.start_soon(self._halt, outlet, writer)
+                    await self._generator.answer(
+                        ask, request, outlet, arrived_at=arrived_at, request_id=exchange.request_id
+                    )
+                if writer.cancelled_caught:
+                    log.info("answer broken off by the stop", request_id=exchange.request_id)
+                    await outlet.fail(server_stopping())
 
             await exchange.until_gone(work)
         finally:
             self._running -= 1
+
+    async def _halt(self, outlet: Outlet, writer: trio.CancelScope) -> None:
+        await self._halted.wait()
+        await outlet.halt(writer)
 
     def _outlet(self, exchange: Exchange, shape: Shape, ask: Ask, nursery: trio.Nursery) -> Outlet:
         if not ask.stream:

@@ -15,6 +15,9 @@ from sdcpd.roles.generation import GenerationRefused
 RETRY_AFTER_S: Final = 1
 """Default of `Retry-After`: a place frees within seconds, as answers end."""
 
+COME_AGAIN: Final = frozenset({"verifier_overloaded", "verifier_unreachable", "verifier_lost", "router_stopped"})
+"""Reasons of the router with which a generation ends that say nothing about the request: another try may well do."""
+
 
 class ApiError(Exception):
     """One refusal. `param` names the field, as `messages[0].content` does; `headers` are added to the answer."""
@@ -86,8 +89,18 @@ def unavailable(message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> 
 
 
 def failed(reason: str) -> ApiError:
-    """500: the generation broke off after it had begun. `reason` is a code of the router's, never a text of a user."""
+    """The generation broke off: 503 for the reasons of COME_AGAIN, else 500.
+
+    `reason` is a code of the router's, never a text of a user.
+    """
+    if reason in COME_AGAIN:
+        return unavailable(f"the generation could not be carried through ({reason}); try again", reason)
     return ApiError(500, f"the generation failed: {reason}", code=reason)
+
+
+def server_stopping() -> ApiError:
+    """503: what a stop of the server leaves of an answer that its grace was too short for."""
+    return unavailable("the server is stopping; try again", "server_stopping")
 
 
 def from_refusal(refusal: GenerationRefused) -> ApiError:

@@ -146,7 +146,7 @@ async def _follow(generation: Generation, reply: Reply, outlet: Outlet, meter: R
             stack.push_async_callback(pages.aclose)
         async for page in pages:
             text = reply.take(page)
-            meter.page(reply.completion_tokens)
+            meter.page(reply.completion_tokens, reply.reason)
             if text:
                 await outlet.write(text)
             if reply.settled:

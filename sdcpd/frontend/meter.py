@@ -3,6 +3,9 @@
 Latencies count from the arrival of the request. A page brings several tokens at once: the time since the page before
 is shared evenly among them, so that a sum over tokens is time, and rates are comparable with servers that send each
 token by itself. Tokens of the first page belong to the time to first token.
+
+A prompt counts once a verifier is known to have taken it: with the first page, unless that only says that no verifier
+did. A client that leaves before any page does not let us know.
 """
 
 from typing import Final, Literal
@@ -10,6 +13,9 @@ from typing import Final, Literal
 from sdcpd.roles.ports import Clock, Meters
 
 Ending = Literal["stop", "length", "abort", "error"]
+
+UNTAKEN: Final = frozenset({"verifier_overloaded", "verifier_unreachable", "verifier_refused", "router_stopped"})
+"""Reasons with which the router ends a generation whose session no verifier has opened, as far as is known."""
 
 
 class RequestMeter:
@@ -21,12 +27,16 @@ class RequestMeter:
         self._arrived_at: Final = arrived_at
         self._first_at: float | None = None
         self._latest_at = arrived_at
+        self._prompt_tokens: Final = prompt_tokens
+        self._taken = False
         self.tokens = 0
-        meters.count("prompt_tokens_total", prompt_tokens)
-        meters.observe("request_prompt_tokens", prompt_tokens)
 
-    def page(self, tokens: int) -> None:
-        """The answer now has `tokens` tokens in all."""
+    def page(self, tokens: int, reason: str | None = None) -> None:
+        """The answer now has `tokens` tokens in all. `reason`: why it broke off with this page, if it did."""
+        if not self._taken and (tokens > 0 or reason not in UNTAKEN):
+            self._taken = True
+            self._meters.count("prompt_tokens_total", self._prompt_tokens)
+            self._meters.observe("request_prompt_tokens", self._prompt_tokens)
         new = tokens - self.tokens
         if new == 0:
             return

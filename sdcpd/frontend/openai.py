@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sdcpd.frontend.chat_template import ChatMessage
+from sdcpd.frontend.duplicates import refuse_duplicates
 from sdcpd.frontend.errors import ApiError, context_length_exceeded, invalid, unsupported
 from sdcpd.frontend.fields import CHAT, COMPLETION, STREAM_OPTIONS, read_fields
 from sdcpd.frontend.messages import read_messages
@@ -172,7 +173,9 @@ def _read_object(body: bytes) -> dict[str, object]:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not a JSON object: {error}", code="invalid_json") from error
-    return {name: _read_value(name, raw) for name, raw in fields.items()}
+    values = {name: _read_value(name, raw) for name, raw in fields.items()}
+    refuse_duplicates(body)
+    return values
 
 
 def _read_value(name: str, raw: msgspec.Raw) -> object:

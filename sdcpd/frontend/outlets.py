@@ -3,6 +3,9 @@
 A stream's first octet is its promise of status 200, so it is opened only with the first text, or with a comment line
 when nothing has come for a while; until then a failure still gets its own status. A failure after that is an event
 with the error object, and the stream then ends without `[DONE]`.
+
+An answer may be broken off from outside (the server stops): `halt` cancels its writer, but never in the middle of what
+it sends, and `fail` then says why. What was finished meanwhile stays finished.
 """
 
 from typing import Final, Protocol
@@ -16,11 +19,16 @@ from sdcpd.roles.ports import Clock
 
 
 class Outlet(Protocol):
-    """`write` any number of times, then `finish` or `fail`. All raise ClientGone."""
+    """`write` any number of times, then `finish` or `fail`. All three raise ClientGone.
+
+    `halt` cancels `writer`, within which the others are called, once nothing is being sent; after it comes `fail`.
+    `fail` does nothing where the answer is finished already.
+    """
 
     async def write(self, text: str) -> None: ...
     async def finish(self, finish: FinishReason, usage: Usage, metrics: Metrics | None) -> None: ...
     async def fail(self, error: ApiError) -> None: ...
+    async def halt(self, writer: trio.CancelScope) -> None: ...
 
 
 class WholeOutlet:
@@ -30,16 +38,26 @@ class WholeOutlet:
         self._exchange: Final = exchange
         self._shape: Final = shape
         self._texts: Final[list[str]] = []
+        self._lock: Final = trio.Lock()
+        self._ended = False
 
     async def write(self, text: str) -> None:
         self._texts.append(text)
 
     async def finish(self, finish: FinishReason, usage: Usage, metrics: Metrics | None) -> None:
         body = self._shape.whole("".join(self._texts), finish, usage, metrics)
-        await self._exchange.answer(200, body)
+        async with self._lock:
+            await trio.lowlevel.checkpoint_if_cancelled()  # halted while waiting for the lock
+            self._ended = True
+            await self._exchange.answer(200, body)
 
     async def fail(self, error: ApiError) -> None:
-        raise error
+        if not self._ended:
+            raise error
+
+    async def halt(self, writer: trio.CancelScope) -> None:
+        async with self._lock:
+            writer.cancel()
 
 
 class StreamOutlet:
@@ -55,6 +73,7 @@ class StreamOutlet:
         self._with_usage: Final = with_usage
         self._lock: Final = trio.Lock()
         self._opened = False
+        self._ended = False
         self._refused = False  # the exchange is about to be answered otherwise; nothing may be sent here any more
         self._first_sent = False
         self._latest_at = clock.now()
@@ -66,16 +85,20 @@ class StreamOutlet:
         events = self._event(self._shape.last(finish))
         if self._with_usage:
             events += self._event(self._shape.usage(usage, metrics))
-        await self._send(events + self._event(b"[DONE]"), with_first=True)
-        await self._exchange.close_stream()
+        await self._send(events + self._event(b"[DONE]"), with_first=True, last=True)
 
     async def fail(self, error: ApiError) -> None:
         async with self._lock:
+            if self._ended:
+                return
             if not self._opened:
                 self._refused = True
                 raise error
-        await self._send(self._event(error_body(error)), with_first=False)
-        await self._exchange.close_stream()
+        await self._send(self._event(error_body(error)), with_first=False, last=True)
+
+    async def halt(self, writer: trio.CancelScope) -> None:
+        async with self._lock:
+            writer.cancel()
 
     async def keep_alive(self, scope: trio.CancelScope) -> None:
         """A comment line whenever the stream was silent for `keep_alive_s`; for ever. Cancels `scope` if the client is
@@ -88,9 +111,10 @@ class StreamOutlet:
         except ClientGone:
             scope.cancel()
 
-    async def _send(self, octets: bytes, *, with_first: bool) -> None:
+    async def _send(self, octets: bytes, *, with_first: bool, last: bool = False) -> None:
         async with self._lock:
-            if self._refused:
+            await trio.lowlevel.checkpoint_if_cancelled()  # halted while waiting for the lock
+            if self._refused or self._ended:
                 return
             if not self._opened:
                 await self._exchange.open_stream(
@@ -102,6 +126,9 @@ class StreamOutlet:
             self._first_sent = self._first_sent or with_first
             await self._exchange.write(octets if first is None else self._event(first) + octets)
             self._latest_at = self._clock.now()
+            if last:
+                self._ended = True
+                await self._exchange.close_stream()
 
     @staticmethod
     def _event(data: bytes) -> bytes:

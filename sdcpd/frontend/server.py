@@ -65,6 +65,9 @@ BACKLOG: Final = 128
 CLOSING_LIMIT_S: Final = 1.0
 """For the pleasantries at the end of a connection, which cannot be cancelled either."""
 
+LAST_WORD_S: Final = 0.5
+"""For what a stop tells the clients whose answers outlast the grace. Those that do not read are cut without it."""
+
 HANG_UP_CHECK_S: Final = 1.0
 PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 STREAMS_PER_CONNECTION: Final = 256
@@ -92,6 +95,7 @@ class FrontendServer:
 
     def __init__(self, app: FrontendApp, settings: FrontendSettings, clock: Clock) -> None:
         self._app: Final = wrap_app(app, settings.max_body_bytes, "asgi")  # type: ignore[arg-type]  # hypercorn wants its own scope types
+        self._halt_answers: Final = app.halt
         self._settings: Final = settings
         self._clock: Final = clock
         self._config: Final = _hypercorn_config(settings)
@@ -100,7 +104,7 @@ class FrontendServer:
         self._connections: Final[set[trio.SocketStream]] = set()
 
     def stop(self) -> None:
-        """Stop accepting; running answers have `grace_s` to finish, then `run` returns."""
+        """Stop accepting; running answers have `grace_s` to finish, the rest are told and `run` returns."""
         self._stopping.set()
 
     async def run(self, *, task_status: trio.TaskStatus[Bound] = trio.TASK_STATUS_IGNORED) -> None:
@@ -171,6 +175,8 @@ class FrontendServer:
     async def _cut_after_grace(self, connections: trio.CancelScope) -> None:
         try:
             await self._clock.sleep_until(self._clock.now() + self._settings.grace_s)
+            self._halt_answers()
+            await self._clock.sleep_until(self._clock.now() + LAST_WORD_S)
         finally:  # also when cancelled: whoever stops us waits no longer
             self._cut()
             connections.cancel()

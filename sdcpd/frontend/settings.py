@@ -40,7 +40,7 @@ class FrontendSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_alive_s: SecondsSetting = 10
     """A silent stream gets a comment line so often, below the usual read time-outs of proxies."""
     grace_s: SecondsSetting = 5
-    """What a stop grants running answers to finish."""
+    """What a stop grants running answers to finish. Those that do not end with the error `server_stopping`."""
 
     def __post_init__(self) -> None:
         listen_address(self.listen, self.allow_non_loopback)

@@ -68,7 +68,8 @@ def test_one_session_by_its_beginning() -> None:
     assert answer("GET", f"/sessions/{session_path_id(SECOND)[:14]}")[1]["verifier"]["round"] == 5
     status, body = answer("GET", f"/sessions/{session_path_id(FIRST)[:3]}")
     assert (status, len(body["sessions"])) == (409, 2)
-    assert answer("GET", "/sessions/zzz")[0] == 404
+    for path in ("/sessions/zzz", "/sessions/", "/sessions//", "//sessions"):
+        assert answer("GET", path)[0] == 404
 
 
 def test_the_rest() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from sdcpd.frontend.chat_template import ChatTemplate
@@ -18,6 +19,7 @@ from tests.support.frontend import (
     NOW,
     Answer,
     Step,
+    World,
     call,
     make_world,
     metaspace_tokenizer,
@@ -131,6 +133,102 @@ async def test_a_failure_before_anything_was_sent_has_its_status() -> None:
         answer = await world.chat(stream=stream)
         assert answer.status == 500
         assert (answer.error["type"], answer.error["code"]) == ("server_error", "non-finite-logits")
+
+
+@pytest.mark.parametrize("reason", ["verifier_overloaded", "verifier_unreachable", "verifier_lost", "router_stopped"])
+async def test_a_failure_that_is_not_the_requests_is_worth_a_retry(reason: str) -> None:
+    failure = page([], final=True, finish=Action.FAIL, reason=reason)
+    for stream in (False, True):
+        answer = await make_world([failure]).chat(stream=stream)
+        assert (answer.status, answer.error["type"], answer.error["code"]) == (503, "server_error", reason)
+        assert int(answer.headers["retry-after"]) >= 1
+    whole = await make_world([page(tokens_of("Hel")), failure]).chat()  # of which nothing was sent
+    assert (whole.status, whole.error["code"]) == (503, reason)
+    streamed = await make_world([page(tokens_of("Hel")), failure]).chat(stream=True)
+    assert (streamed.status, streamed.events[-1]["error"]["code"]) == (200, reason)
+
+
+@pytest.mark.parametrize(
+    ("script", "counted"),
+    [
+        ([page([], final=True, finish=Action.FAIL, reason="verifier_overloaded")], False),
+        ([page([], final=True, finish=Action.FAIL, reason="verifier_unreachable")], False),
+        ([page([], final=True, finish=Action.FAIL, reason="verifier_refused")], False),
+        ([page([], final=True, finish=Action.FAIL, reason="router_stopped")], False),
+        ([page([], final=True, finish=Action.FAIL, reason="verifier_lost")], True),
+        ([page([], final=True)], True),
+        ([page([2]), page([], final=True, finish=Action.FAIL, reason="router_stopped")], True),
+    ],
+)
+async def test_prompts_count_once_a_verifier_has_taken_them(script: list[Step], counted: bool) -> None:
+    world = make_world(script)
+    await world.complete(prompt="four")
+    assert world.meters.counts.get("prompt_tokens_total") == (4 if counted else None)
+    assert world.meters.observed.get("request_prompt_tokens") == ([4] if counted else None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answers_that_are_halted(stream: bool, autojump_clock: MockClock) -> None:
+    """Told as a status where nothing was sent, else as an event; and nothing is begun afterwards."""
+    scripts: list[list[Step]] = [["hang"], [page(tokens_of("a")), "hang"]]
+    for script in scripts:
+        world = make_world(script)
+        answers: list[Answer] = []
+
+        async def ask(world: World = world, answers: list[Answer] = answers) -> None:
+            answers.append(await world.complete(stream=stream))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await world.generations.wait_open(1)
+            await trio.sleep(1)
+            world.app.halt()
+        (answer,) = answers
+        begun = stream and len(script) > 1
+        assert answer.status == (200 if begun else 503)
+        assert (answer.events[-1]["error"] if begun else answer.error)["code"] == "server_stopping"
+        assert answer.ended
+        assert ("retry-after" in answer.headers) == (not begun)
+        counted = {"endpoint": "/v1/completions", "status": str(answer.status)}
+        assert ("requests_total", 1, counted) in world.meters.labelled
+        assert (world.generations.open, world.generations.left_early) == (0, 1)
+        later = await world.complete(stream=stream)
+        assert (later.status, later.error["code"]) == (503, "server_stopping")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_halt_at_the_very_moment_of_the_end(stream: bool, autojump_clock: MockClock) -> None:
+    """Finished, or told why not; never both, never half of either."""
+    seen = set()
+    for turns in range(40):
+        world = make_world([page(tokens_of("a")), 1.0, page(tokens_of("b")), page([], final=True)])
+        answers: list[Answer] = []
+
+        async def ask(world: World = world, answers: list[Answer] = answers) -> None:
+            answers.append(await world.complete(stream=stream))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(1)
+            for _ in range(turns % 20):
+                await trio.lowlevel.checkpoint()
+            world.app.halt()
+        (answer,) = answers
+        assert answer.ended
+        last = answer.events[-1] if stream else answer.json
+        finished = last == "[DONE]" or "choices" in last
+        assert finished or last["error"]["code"] == "server_stopping"
+        assert answer.body.count(b"[DONE]") + answer.body.count(b'"error"') == (1 if stream or not finished else 0)
+        seen.add(finished)
+    assert seen == {True, False}
+
+
+async def test_a_key_that_stands_twice() -> None:
+    world = make_world(HELLO)
+    body = b'{"model":"m","prompt":"hi","max_tokens":1,"max_tokens":2}'
+    answer = await world.call("POST", "/v1/completions", pieces=[body])
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "max_tokens", "duplicate_key")
+    assert world.generations.requests == []
 
 
 async def test_a_failure_in_mid_answer() -> None:
@@ -381,6 +479,31 @@ async def test_what_is_measured(autojump_clock: MockClock) -> None:
     }
     assert ("request_success_total", 1, {"finished_reason": "stop"}) in world.meters.labelled
     assert ("requests_total", 1, {"endpoint": "/v1/completions", "status": "200"}) in world.meters.labelled
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_upon_the_last_octet_was_served(stream: bool) -> None:
+    """The server below says so even where it closed the connection itself; 499 would count what did not happen."""
+    world = make_world(HELLO)
+    gone = trio.Event()
+    body = [json.dumps({"model": "m", "prompt": "hi", "stream": stream}).encode()]
+
+    async def receive() -> dict[str, Any]:
+        if body:
+            return {"type": "http.request", "body": body.pop(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        await trio.lowlevel.checkpoint()
+        if message.get("more_body") is False:
+            gone.set()
+            await trio.testing.wait_all_tasks_blocked()
+
+    headers = [(b"content-type", b"application/json")]
+    await world.app({"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}, receive, send)
+    counted = [labels["status"] for name, _, labels in world.meters.labelled if name == "requests_total"]
+    assert counted == ["200"]
 
 
 async def test_what_is_measured_has_its_names_in_the_nodes_list(autojump_clock: MockClock) -> None:

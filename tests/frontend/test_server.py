@@ -183,6 +183,21 @@ async def test_an_answer_that_ends_its_connection_is_whole(version: bytes, strea
         await check_alive(served)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", [1, 2])
+async def test_answers_that_were_served_count_as_served(version: int, stream: bool) -> None:
+    """None as left by its client (499): neither where the connection is kept, nor where it is closed upon the last
+    octet."""
+    async with serving(HELLO) as served:
+        for _ in range(3):
+            async with served.client(version) as client:
+                for _ in range(5):
+                    assert b"lo" in (await client.post("/v1/completions", json=ASK | {"stream": stream})).content
+        await trio.testing.wait_all_tasks_blocked()
+        totals = [labels["status"] for name, _, labels in served.world.meters.labelled if name == "requests_total"]
+        assert totals == ["200"] * 15
+
+
 async def test_fifty_clients_that_leave_free_everything() -> None:
     async with serving([page(tokens_of("a")), "hang"]) as served:
         connections = [await served.connect() for _ in range(50)]
@@ -495,6 +510,44 @@ async def test_a_stop_lets_running_answers_finish() -> None:
             await served.returned.wait()
         with pytest.raises(OSError, match="connect"):
             await served.connect()
+
+
+async def test_a_stop_tells_answers_that_outlast_its_grace() -> None:
+    """A stream ends with an event and whole, and an answer of which nothing was sent with its own status."""
+    async with serving([page(tokens_of("Hel")), "hang"], grace_s=0.2) as served, served.client(1) as client:
+        statuses: list[int] = []
+
+        async def ask() -> None:
+            answer = await client.post("/v1/completions", json=ASK)
+            assert answer.json()["error"]["code"] == "server_stopping"
+            statuses.append(answer.status_code)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            async with client.stream("POST", "/v1/completions", json=ASK | {"stream": True}) as streamed:
+                await served.world.generations.wait_open(2)
+                served.server.stop()
+                events = read_events(await streamed.aread())
+        assert events[0]["choices"][0]["text"] == "Hel"
+        assert [event["error"]["code"] for event in events[1:]] == ["server_stopping"]
+        assert statuses == [503]
+        with trio.fail_after(2):
+            await served.returned.wait()
+        assert served.world.generations.open == 0
+
+
+async def test_a_stop_tells_answers_that_outlast_its_grace_over_http_2() -> None:
+    """What is said arrives; hypercorn's GOAWAY may come before the end of the stream, so that is not waited for."""
+    async with serving([page(tokens_of("Hel")), "hang"], grace_s=0.2) as served, h2_client(served) as client:
+        streamed = await client.request("POST", "/v1/completions", json.dumps(ASK | {"stream": True}).encode())
+        whole = await client.request("POST", "/v1/completions", ASK_BODY)
+        await served.world.generations.wait_open(2)
+        served.server.stop()
+        await client.until(lambda: all(b"server_stopping" in client.bodies.get(n, b"") for n in (streamed, whole)))
+        assert (client.statuses[streamed], client.statuses[whole]) == (b"200", b"503")
+        assert read_events(client.bodies[streamed])[0]["choices"][0]["text"] == "Hel"
+        with trio.fail_after(2):
+            await served.returned.wait()
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])

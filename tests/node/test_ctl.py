@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from sdcpd.node import ctl
 from sdcpd.protocol.terms import session_path_id
 
 FIRST, SECOND = b"A" * 16, b"A" * 8 + b"B" * 8
+DASHED = (b"\xf8" + b"C" * 15, b"\xfb\xe1" + b"D" * 14)
+"""Their identifiers begin with one dash, and with two."""
 
 
 class SessionRow(Struct, frozen=True):
@@ -43,9 +46,14 @@ class RouterSnapshot(Struct, frozen=True):
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[str]:
     """A node with two sessions; the socket's path."""
-    path = tmp_path / "sdcpd.sock"
+    async with serving(tmp_path, VerifierSnapshot((SessionRow(FIRST, 2), SessionRow(SECOND, 5)))) as path:
+        yield path
+
+
+@asynccontextmanager
+async def serving(folder: Path, verifier: VerifierSnapshot) -> AsyncIterator[str]:
+    path = folder / "sdcpd.sock"
     router = RouterSnapshot((SessionRow(FIRST, 1, "open"),), (InstanceRow("http://n/verifier/", 3),))
-    verifier = VerifierSnapshot((SessionRow(FIRST, 2), SessionRow(SECOND, 5)))
     async with trio.open_nursery() as nursery:
         admin = Admin({"router": lambda: router, "verifier": lambda: verifier}, "1.2.3")
         await nursery.start(serve_admin, admin, bind_admin_socket(path), logging.getLogger("test"))
@@ -75,6 +83,29 @@ async def test_show_by_a_beginning(served: str, capsys: pytest.CaptureFixture[st
     assert await run("show", "zzz/..", "--socket", served) == ctl.NOT_FOUND
 
 
+@pytest.mark.parametrize("octets", DASHED)
+@pytest.mark.parametrize("chars", [22, 3])
+async def test_show_an_id_that_begins_with_a_dash(
+    octets: bytes, chars: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = session_path_id(octets)
+    assert session.startswith("-")
+    async with serving(tmp_path, VerifierSnapshot((SessionRow(octets, 7), SessionRow(FIRST, 2)))) as served:
+        for arguments in ((session[:chars], "--socket", served), ("--socket", served, session[:chars])):
+            assert await run("show", *arguments) == 0
+            assert ["round", "7"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert await run("show", "--js", session[:chars], "--sock", served) == 0
+        assert json.loads(capsys.readouterr().out)["session"] == session
+        assert await run("show", "--socket", served, "--", session[:chars]) == 0
+
+
+@pytest.mark.parametrize("wanted", ["", "/", "//", "x/", "\udcff"])
+async def test_show_what_is_no_id(served: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("show", wanted, "--socket", served) in (ctl.NOT_FOUND, ctl.USAGE)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sdcpctl: ")
+
+
 async def test_json_is_the_answer_itself(served: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run("instances", "--json", "--socket", served) == 0
     assert json.loads(capsys.readouterr().out) == {"instances": [{"instance": "http://n/verifier/", "load": 3}]}
@@ -97,7 +128,9 @@ def test_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--socket" in said
 
 
-@pytest.mark.parametrize("arguments", [[], ["sesions"], ["show"], ["sessions", "--jsn"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["sesions"], ["show"], ["show", "--json"], ["show", "-x", "y"], ["sessions", "--jsn"]]
+)
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         ctl.main(arguments)

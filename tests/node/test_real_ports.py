@@ -109,8 +109,6 @@ class CountingEngine:
     free_pages = 8
 
     def __init__(self) -> None:
-        self.valid = 0
-        self.did: list[tuple[str, int]] = []
         self.planned_in: list[int] = []
         self.ran_in: list[int] = []
         self.at_once = 0
@@ -120,12 +118,7 @@ class CountingEngine:
 
     def close_sequence(self, sequence: int) -> None: ...
 
-    def truncate(self, sequence: int, length: int) -> None:
-        self.did.append(("truncate", length))
-        self.valid = length
-
     def reserve(self, sequence: int, length: int) -> bool:
-        self.did.append(("reserve", length))
         return length <= 32
 
     def plan(self, spans: Sequence[Span]) -> list[Span]:

@@ -81,9 +81,6 @@ class ToyEngine:
         del self._kv[sequence]
         del self._held[sequence]
 
-    def truncate(self, sequence: int, length: int) -> None:
-        del self._kv[sequence][length:]
-
     def reserve(self, sequence: int, length: int) -> bool:
         needed = -(-length // self._info.page_tokens) - self._held[sequence]
         if needed > self.free_pages:

@@ -258,7 +258,7 @@ def test_a_hang_up_signal_takes_new_ladders_and_keeps_the_old_when_the_file_is_w
     def hang_up(text: str, said: str) -> None:
         config.write_text(text)
         before = one.log().count(said)
-        one.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]  # asserted above
+        one.process.send_signal(signal.SIGHUP)
         until = time.monotonic() + 20
         while one.log().count(said) == before:
             assert time.monotonic() < until, one.log()

@@ -71,6 +71,11 @@ class DemoCluster:
         """The admin socket of a role's node."""
         return self._place(role) / "run" / "sdcpd.sock"
 
+    @property
+    def authority(self) -> Path:
+        """Folder of the authority and of all certificates."""
+        return Path(self._folder.name) / "ca"
+
     def metrics_address(self, role: str) -> tuple[str, int]:
         """The operators' port of a role's node."""
         return HOST, self._metrics_ports[role]
@@ -92,13 +97,13 @@ class DemoCluster:
         return get(self.address, path)
 
     def _make_certificates(self, now: float) -> None:
-        authority = Path(self._folder.name) / "ca"
+        authority = self.authority
         init_authority(authority, now=now)
         for role, port in self._ports.items():
             issue(authority, [role], CertHost(HOST, port), now=now, out=authority / role)
 
     def _overrides(self, role: str) -> list[str]:
-        place, ca = self._place(role), Path(self._folder.name) / "ca"
+        place, ca = self._place(role), self.authority
         own = [
             f"node.base_uri=https://{HOST}:{self._ports[role]}/",
             f"node.state_dir={place / 'state'}",

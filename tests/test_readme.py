@@ -70,7 +70,7 @@ def test_folders_named_exist() -> None:
 def test_settings_named_exist() -> None:
     from sdcpd.node.config import Config
 
-    sections = "node|log|sdcp|tls|peers|metrics|router|frontend|engine|verifier|drafter|cache"
+    sections = "node|log|sdcp|tls|peers|router|frontend|engine|verifier|drafter|cache"
     known = set(setting_names(Config))
     for name in re.findall(rf"\b((?:{sections})\.(?!toml\b)\w+)\b", README):
         assert name in known, name

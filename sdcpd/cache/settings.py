@@ -53,6 +53,16 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Life of an object whose writer names none (5.4: tokens 10 min)."""
     max_object_ttl_s: Annotated[float, Meta(gt=0)] = 3_600.0
     """A longer life asked for is cut to this."""
+    max_waiting_object_reads: Annotated[int, Meta(ge=1)] = 1_024
+    """Reads that wait for an object to be written; one more is answered 503. A round has one at a time."""
+    max_lease_ttl_s: Annotated[float, Meta(gt=0, le=3_600)] = 60.0
+    """A longer lease asked for is cut to this: what a peer that died has leased is free again a minute later."""
+    max_leases: Annotated[int, Meta(ge=1)] = 4_096
+    """All leases together. A round in flight has one or two."""
+    max_leases_of_owner: Annotated[int, Meta(ge=1)] = 1_024
+    """Leases of one peer, so that no peer takes all of them."""
+    max_lease_objects: Annotated[int, Meta(ge=1)] = 128
+    """Objects of one lease. So many of the longest names fit a message of 16 KiB (decision 117)."""
 
     def __post_init__(self) -> None:
         if self.journal_bytes < 4 * self.segment_bytes:

@@ -9,8 +9,8 @@ A read of a log waits for the appends to it that were queued before, so that a c
 own record rather than a log that is about to change.
 
 Who may do what (decision 112): commits and the creation of a log are the verifier's, fences the router's, ends
-either's; both read logs. Drafters never see a log. Objects are written by whoever makes their kind and read by all
-three. Removing a log before its time is the operator's.
+either's; both read logs. Drafters never see a log. Removing a log before its time is the operator's. Objects are
+as on every node (object_cache.py).
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, Final, assert_never
 
+import msgspec
 import structlog
 import trio
-from msgspec import Struct
 
 from sdcpd.cache.files import Files
 from sdcpd.cache.journal import Written
@@ -49,12 +49,10 @@ from sdcpd.cache.log_requests import (
     read_log_records,
 )
 from sdcpd.cache.log_store import LogStore
-from sdcpd.cache.object_store import ObjectContent, ObjectDiffers, ObjectFull, ObjectStore, ObjectStored
-from sdcpd.cache.refs import LogName, ObjectKind, ObjectName
+from sdcpd.cache.refs import LogName
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.protocol.problems import (
     Conflict,
-    Forbidden,
     IllFormed,
     NoRoom,
     Overloaded,
@@ -65,6 +63,7 @@ from sdcpd.protocol.problems import (
     UnknownResource,
 )
 from sdcpd.protocol.terms import session_path_id
+from sdcpd.roles.object_cache import RETRY_AFTER_S, ObjectCache, ObjectCacheSnapshot, allow
 from sdcpd.roles.ports import Peer, Ports
 from sdcpd.roles.waits import Changes
 
@@ -74,19 +73,12 @@ READ_TRIES: Final = 3
 """A log may be moved while it is read, and moved again; more often would be a fault of ours."""
 FACTS_TOLD: Final = 100
 """Lines of one report; a badly damaged journal may hold a fact for each of its logs."""
-RETRY_AFTER_S: Final = 1
 
 _LOG_READERS: Final = frozenset({"verifier", "router"})
 _RECORD_WRITERS: Final = {
     RecordKind.COMMIT: frozenset({"verifier"}),
     RecordKind.FENCE: frozenset({"router"}),
     RecordKind.END: frozenset({"verifier", "router"}),
-}
-_OBJECT_READERS: Final = frozenset({"verifier", "router", "drafter"})
-_OBJECT_WRITERS: Final = {
-    ObjectKind.TOKENS: frozenset({"router"}),
-    ObjectKind.Q: frozenset({"drafter"}),
-    ObjectKind.DRAFT: frozenset({"drafter"}),
 }
 
 
@@ -97,7 +89,7 @@ class AppendUnsettled(Problem):
     title: ClassVar[str] = "Outcome unknown"
 
 
-class CacheSnapshot(Struct, frozen=True):
+class CacheSnapshot(ObjectCacheSnapshot, frozen=True, kw_only=True):
     """For operators and checkers."""
 
     logs: int
@@ -106,8 +98,6 @@ class CacheSnapshot(Struct, frozen=True):
     journal_bytes: int
     live_bytes: int
     stopped: str | None
-    objects: int
-    object_bytes: int
     waiting_appends: int
     records: int
     """Appends made durable since the start, and `batches` the writes they shared."""
@@ -126,15 +116,13 @@ class _Waiting:
         self.outcome: LogOutcome = LogUnsettled("the cache role ended before this was settled")
 
 
-class Cache:
+class Cache(ObjectCache):
     """The role. `files` is the directory of the journal."""
 
     def __init__(self, settings: CacheSettings, ports: Ports, files: Files) -> None:
-        self._settings = settings
-        self._ports = ports
+        super().__init__(settings, ports)
         self._files = files
         self._store: LogStore | None = None
-        self._objects = ObjectStore(settings)
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._taken: list[_Waiting] = []
@@ -172,16 +160,14 @@ class Cache:
 
     def snapshot(self) -> CacheSnapshot:
         logs = None if self._store is None else self._store.snapshot()
-        objects = self._objects.snapshot()
         return CacheSnapshot(
+            **msgspec.structs.asdict(super().snapshot()),
             logs=0 if logs is None else logs.logs,
             damaged_logs=0 if logs is None else logs.damaged_logs,
             segments=0 if logs is None else logs.segments,
             journal_bytes=0 if logs is None else logs.journal_bytes,
             live_bytes=0 if logs is None else logs.live_bytes,
             stopped="not running" if logs is None else logs.stopped,
-            objects=objects.objects,
-            object_bytes=objects.object_bytes,
             waiting_appends=len(self._waiting),
             records=self._records,
             batches=self._batches,
@@ -193,7 +179,7 @@ class Cache:
         """Begin a log with these records (none, or a fence; decision 86). Returns its tag."""
         records = self._records_of(peer, epoch, octets)
         if not records:
-            _allow(peer, _RECORD_WRITERS[RecordKind.COMMIT], "begin a log without records")
+            allow(peer, _RECORD_WRITERS[RecordKind.COMMIT], "begin a log without records")
         return await self._append(CreateLog(name=name.path, records=records))
 
     async def append_log(self, peer: Peer, name: LogName, epoch: int, octets: bytes, if_match: str) -> str:
@@ -208,7 +194,7 @@ class Cache:
 
         Since a tag is the SHA-256 of the log, comparing the digest of the beginning compares the octets.
         """
-        _allow(peer, _LOG_READERS, "write a log")
+        allow(peer, _LOG_READERS, "write a log")
         match self._running().position(name.path):
             case LogMissing():
                 raise UnknownResource("no such log")
@@ -224,7 +210,7 @@ class Cache:
 
     async def read_log(self, peer: Peer, name: LogName) -> LogContent:
         """All acknowledged records, after the appends that were queued before this call."""
-        _allow(peer, _LOG_READERS, "read logs")
+        allow(peer, _LOG_READERS, "read logs")
         if self._reads >= self._settings.max_waiting_reads:
             raise Overloaded("too many logs are being read", retry_after_s=RETRY_AFTER_S)
         self._reads += 1
@@ -238,49 +224,19 @@ class Cache:
 
     async def remove_log(self, peer: Peer, name: LogName) -> None:
         """Forget a log before its time. One that is not there is removed already."""
-        _allow(peer, frozenset({"operator"}), "remove logs")
+        allow(peer, frozenset({"operator"}), "remove logs")
         outcome = await self._submit(RemoveLog(name=name.path))
         if not isinstance(outcome, LogRemoved | LogMissing):
             raise _problem(outcome)
-
-    # Objects
-
-    async def create_object(
-        self, peer: Peer, name: ObjectName, octets: bytes, ttl_s: float | None = None
-    ) -> ObjectStored:
-        """Store an object once, for `ttl_s`."""
-        _allow(peer, _OBJECT_WRITERS[name.kind], f"write objects of kind {name.kind.value}")
-        if len(octets) > self._settings.max_object_bytes:
-            raise TooLarge(f"an object may hold {self._settings.max_object_bytes} octets")
-        match self._objects.create(name.path, octets, self._ports.clock.now(), ttl_s):
-            case ObjectStored() as stored:
-                return stored
-            case ObjectDiffers():
-                raise PreconditionFailed("another content has this name")
-            case ObjectFull(detail=detail):
-                raise NoRoom(detail, retry_after_s=RETRY_AFTER_S)
-
-    async def read_object(self, peer: Peer, name: ObjectName) -> ObjectContent:
-        """An object's content. A miss is ordinary (404)."""
-        _allow(peer, _OBJECT_READERS, "read objects")
-        content = self._objects.read(name.path, self._ports.clock.now())
-        if content is None:
-            raise UnknownResource("no such object")
-        return content
-
-    async def remove_object(self, peer: Peer, name: ObjectName) -> None:
-        """Forget an object before its time. One that is not there is removed already."""
-        _allow(peer, _OBJECT_WRITERS[name.kind] | {"operator"}, f"remove objects of kind {name.kind.value}")
-        self._objects.remove(name.path)
 
     # The queue
 
     def _records_of(self, peer: Peer, epoch: int, octets: bytes) -> tuple[LogRecord, ...]:
         """The records of a body, each of the epoch that was named, each of a kind that this peer may write."""
-        _allow(peer, _LOG_READERS, "write a log")  # before anything is said about the body
+        allow(peer, _LOG_READERS, "write a log")  # before anything is said about the body
         records = read_log_records(octets)
         for record in records:
-            _allow(peer, _RECORD_WRITERS[record.kind], f"write {record.kind.value} records")
+            allow(peer, _RECORD_WRITERS[record.kind], f"write {record.kind.value} records")
             if record.epoch != epoch:
                 raise IllFormed(f"a record of epoch {record.epoch} in a request that names epoch {epoch}")
             if len(record.octets) > self._settings.max_record_bytes:
@@ -410,11 +366,6 @@ def _tell(fact: StoreFact) -> None:
     say = log.warning if fact.kind in ("torn_end_cut", "segment_not_given_back") else log.error
     session = None if fact.log is None else fact.log.rpartition("/")[2]
     say(fact.kind.replace("_", " "), session=session, segment=fact.segment, detail=fact.detail)
-
-
-def _allow(peer: Peer, roles: frozenset[str], what: str) -> None:
-    if peer.role not in roles:
-        raise Forbidden(f"role {peer.role} may not {what}")
 
 
 def _digest(octets: bytes) -> str:

@@ -9,9 +9,10 @@ import trio
 
 from sdcpd.cache.refs import ObjectKind, log_reference, object_reference
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.edge.cache_routes import LOG_TYPE, TOKENS_TYPE
+from sdcpd.edge.cache_routes import LOG_TYPE
 from sdcpd.edge.dispatch import cache_dispatcher
 from sdcpd.edge.http_fields import content_digest
+from sdcpd.edge.object_routes import TOKENS_TYPE
 from sdcpd.edge.objects import ObjectClient
 from sdcpd.edge.transport import LoopbackNetwork, Request, Response, TransportError
 from sdcpd.protocol.commit_log import log_tag

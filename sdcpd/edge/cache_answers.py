@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import UNSET
 
 from sdcpd.cache.content_coding import GZIP, unpack
-from sdcpd.edge.cache_messages import LeaseAnswer
+from sdcpd.edge.cache_messages import DirectoryAnswer, LeaseAnswer
 from sdcpd.edge.problem_body import refusal
 from sdcpd.edge.transport import Response
 from sdcpd.protocol.encoding import decode
@@ -32,8 +32,12 @@ from sdcpd.roles.ports import (
     Done,
     Leased,
     LeaseOutcome,
+    Listed,
+    ListedRecord,
+    ListOutcome,
     Missing,
     ReadOutcome,
+    RecordOutcome,
     Refusal,
     RemoveOutcome,
     RenewOutcome,
@@ -110,6 +114,26 @@ def leased(response: Response, base: str, refs: Mapping[str, str]) -> LeaseOutco
 def renewed(response: Response, base: str) -> RenewOutcome:
     """Of `PUT leases/{id}`."""
     return Missing() if response.status == 404 else leased(response, base, {})
+
+
+def replaced(response: Response) -> RecordOutcome:
+    """Of a write to a directory record. A replacement of what is not there finds it at another tag."""
+    outcome = TagMismatch() if response.status == 404 else written(response)
+    return StoreRefused(status=409, detail="a record has no fence") if isinstance(outcome, BelowFence) else outcome
+
+
+def listed(response: Response) -> ListOutcome:
+    """Of `GET` of a directory."""
+    if response.status != 200:
+        return _refused(refusal(response))
+    try:
+        answer = decode(response.body, DirectoryAnswer)
+    except IllFormed as error:
+        return Unreachable(reason=f"the answer cannot be read: {error.detail}")
+    if answer.more and not answer.records:
+        return Unreachable(reason="the answer says that there is more, and not behind what")
+    records = (ListedRecord(one.session, None if one.tag is UNSET else one.tag) for one in answer.records)
+    return Listed(records=tuple(records), more=answer.more)
 
 
 def _refused(refused: Refusal) -> StoreRefused | Unreachable:

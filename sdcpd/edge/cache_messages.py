@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from msgspec import UNSET, Meta, UnsetType
 
 from sdcpd.protocol.messages import Message
-from sdcpd.protocol.terms import BaseUri, Uint
+from sdcpd.protocol.terms import BaseUri, SessionId, Uint
 
 CACHE_TYPE: Final = "application/cbor"
 
@@ -33,6 +33,20 @@ class LeaseRenewal(Message, frozen=True, kw_only=True):
     """Body of `PUT leases/{id}`. `ttl_ms` counts from its receipt."""
 
     ttl_ms: Uint
+
+
+class DirectoryEntry(Message, frozen=True, kw_only=True):
+    """A directory record as it is listed. A damaged one has no tag: it can only be removed."""
+
+    session: SessionId
+    tag: str | UnsetType = UNSET
+
+
+class DirectoryAnswer(Message, frozen=True, kw_only=True):
+    """A page of a directory; where there is `more`, it begins behind the last session of this one."""
+
+    records: tuple[DirectoryEntry, ...]
+    more: bool
 
 
 class LeaseAnswer(Message, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from sdcpd.cache.content_coding import GZIP
 from sdcpd.protocol.problems import IllFormed, PreconditionFailed, Problem, WrongMediaType
+from sdcpd.protocol.terms import session_from_path_id
 
 OUTPUT_WAIT_S: Final = 20.0
 """How long a long poll is held; `Prefer: wait=N` lowers it (decision 38). Below common proxy timeouts."""
@@ -65,18 +66,28 @@ def prefer_wait(seconds: float) -> str:
 
 def output_start(query: str) -> int:
     """`from` of an output request; absent means 0 (decision 39). Raises IllFormed."""
+    found = _query_field(query, "from")
+    return 0 if found is None else _number(found, "from")
+
+
+def list_start(query: str) -> bytes | None:
+    """`after` of a directory's page: the session behind which it begins; absent means the first. Raises IllFormed."""
+    found = _query_field(query, "after")
+    try:
+        return None if found is None else session_from_path_id(found)
+    except ValueError as error:
+        raise IllFormed("after: not the base64url form of a session id") from error
+
+
+def _query_field(query: str, name: str) -> str | None:
     try:
         fields = parse_qsl(query, keep_blank_values=True, max_num_fields=64)
     except ValueError as error:
         raise IllFormed("the query cannot be read") from error
-    found = [value for key, value in fields if key == "from"]
-    return _number(found[0], "from") if len(found) == 1 else _absent_or_twice(found)
-
-
-def _absent_or_twice(found: list[str]) -> int:
-    if found:
-        raise IllFormed("from: given more than once")
-    return 0
+    found = [value for key, value in fields if key == name]
+    if len(found) > 1:
+        raise IllFormed(f"{name}: given more than once")
+    return found[0] if found else None
 
 
 def kvsp_epoch(headers: Mapping[str, str]) -> int:

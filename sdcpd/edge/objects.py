@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar, assert_never
 
 from sdcpd.cache.content_coding import GZIP, pack
-from sdcpd.cache.refs import LogName, ObjectName, parse_reference
-from sdcpd.edge.cache_answers import LEASES, content, leased, removed, renewed, written
+from sdcpd.cache.refs import CacheName, LogName, ObjectName, RecordName, directory_path, parse_reference
+from sdcpd.edge.cache_answers import LEASES, content, leased, listed, removed, renewed, replaced, written
 from sdcpd.edge.cache_messages import CACHE_TYPE, LEASE_ID, LeaseRenewal, LeaseRequest
 from sdcpd.edge.cache_routes import LOG_TYPE
 from sdcpd.edge.http_fields import content_digest, prefer_wait, ttl
@@ -24,6 +24,7 @@ from sdcpd.edge.object_routes import OBJECT_TYPES
 from sdcpd.edge.transport import Request, Response, Transport, TransportError
 from sdcpd.protocol.encoding import encode
 from sdcpd.protocol.problems import IllFormed
+from sdcpd.protocol.terms import session_path_id
 from sdcpd.protocol.uris import normalize_base_uri
 from sdcpd.roles.ports import (
     FETCH_LIMIT_BYTES,
@@ -34,9 +35,12 @@ from sdcpd.roles.ports import (
     Done,
     Leased,
     LeaseOutcome,
+    Listed,
+    ListOutcome,
     Meters,
     Missing,
     ReadOutcome,
+    RecordOutcome,
     RemoveOutcome,
     RenewOutcome,
     StoreRefused,
@@ -45,13 +49,13 @@ from sdcpd.roles.ports import (
     Workers,
 )
 
-N = TypeVar("N", LogName, ObjectName)
+N = TypeVar("N", LogName, RecordName, ObjectName)
 O = TypeVar("O", bound="Outcome")  # noqa: E741 - an outcome
 T = TypeVar("T")
 
-Outcome = AppendOutcome | ReadOutcome | RemoveOutcome | RenewOutcome
+Outcome = AppendOutcome | ReadOutcome | RemoveOutcome | RenewOutcome | ListOutcome
 
-_KINDS = {LogName: "a log", ObjectName: "an object"}
+_KINDS = {LogName: "a log", RecordName: "a directory record", ObjectName: "an object"}
 
 
 class ObjectClient:
@@ -184,6 +188,39 @@ class ObjectClient:
         response = await self._exchange(base, Request(method="DELETE", path=path))
         return self._counted("release_lease", removed(response) if isinstance(response, Response) else response)
 
+    # The directory
+
+    async def read_record(self, ref: str) -> ReadOutcome:
+        """A session's directory record."""
+        where = self._named(ref, RecordName)
+        return where if isinstance(where, StoreRefused) else await self._ask("read_record", where, "GET", content)
+
+    async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome:
+        """Make this the whole content of a record that is at the tag `if_match`, or that is not there (None).
+
+        A record that holds it already is Appended: a lost answer is settled by asking again.
+        """
+        where = self._named(ref, RecordName)
+        if isinstance(where, StoreRefused):
+            return where
+        headers = {"if-none-match": "*"} if if_match is None else {"if-match": if_match}
+        headers |= {"content-type": CACHE_TYPE, "content-digest": content_digest(octets)}
+        return await self._ask("write_record", where, "PUT", replaced, headers, octets)
+
+    async def remove_record(self, ref: str) -> RemoveOutcome:
+        """Forget a session's directory record."""
+        where = self._named(ref, RecordName)
+        return where if isinstance(where, StoreRefused) else await self._ask("remove_record", where, "DELETE", removed)
+
+    async def list_records(self, base: str, scope: bytes | None, after: bytes | None = None) -> ListOutcome:
+        """Sessions with a record at the cache `base`, a page of them, from behind the session `after` on."""
+        allowed = self._cache(base)
+        if isinstance(allowed, StoreRefused):
+            return allowed
+        query = "" if after is None else f"after={session_path_id(after)}"
+        response = await self._exchange(allowed, Request(method="GET", path=directory_path(scope), query=query))
+        return self._counted("list_records", listed(response) if isinstance(response, Response) else response)
+
     # Inside
 
     def _cache(self, base: str) -> str | StoreRefused:
@@ -219,7 +256,7 @@ class ObjectClient:
     async def _ask(
         self,
         operation: str,
-        where: tuple[str, LogName | ObjectName],
+        where: tuple[str, CacheName],
         method: str,
         read: Callable[[Response], O],
         headers: dict[str, str] | None = None,
@@ -243,7 +280,7 @@ class ObjectClient:
     def _counted(self, operation: str, outcome: O) -> O:
         end: str
         match outcome:
-            case Appended() | Content() | Missing() | Leased() | Done():
+            case Appended() | Content() | Missing() | Leased() | Listed() | Done():
                 end = "answered"
             case Unreachable():
                 end = "unreachable"

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import trio
 
+from sdcpd.cache.refs import parse_reference, record_reference
 from sdcpd.protocol.commit_log import CommitRecord, FenceRecord, log_tag, read_records
 from sdcpd.protocol.messages import Event, Status
 from sdcpd.roles.ports import (
@@ -17,9 +18,13 @@ from sdcpd.roles.ports import (
     Done,
     Leased,
     LeaseOutcome,
+    Listed,
+    ListedRecord,
+    ListOutcome,
     Missing,
     Objects,
     ReadOutcome,
+    RecordOutcome,
     RemoveOutcome,
     RenewOutcome,
     StoreRefused,
@@ -90,6 +95,7 @@ class MemoryLogs(Objects):
     def __init__(self, append_s: float = 0.001) -> None:
         self.logs: dict[str, bytes] = {}
         self.objects: dict[str, bytes] = {}
+        self.records: dict[str, bytes] = {}
         self.leases: list[str] = []  # not released yet; they hold nothing here
         self._drawn = 0
         self.faults: list[
@@ -149,6 +155,34 @@ class MemoryLogs(Objects):
 
     async def renew(self, lease: str, ttl_ms: int) -> RenewOutcome:
         return Leased(lease=lease, missed=(), ttl_ms=ttl_ms) if lease in self.leases else Missing()
+
+    async def read_record(self, ref: str) -> ReadOutcome:
+        if ref not in self.records:
+            return Missing()
+        return Content(octets=self.records[ref], tag=log_tag([self.records[ref]]))
+
+    async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome:
+        held = self.records.get(ref)
+        if held != octets and if_match != (None if held is None else log_tag([held])):
+            return TagMismatch()
+        self.records[ref] = octets
+        return Appended(tag=log_tag([octets]))
+
+    async def remove_record(self, ref: str) -> RemoveOutcome:
+        self.records.pop(ref, None)
+        return Done()
+
+    async def list_records(self, base: str, scope: bytes | None, after: bytes | None = None) -> ListOutcome:
+        """Pages of two, in the order of their paths."""
+        names = (parse_reference(ref) for ref in sorted(self.records))
+        here = [name.name.session for name in names if name.base == base and name.name.scope == scope]
+        start = 0 if after is None else here.index(after) + 1
+        page = here[start : start + 2]
+        tags = (log_tag([self.records[record_reference(base, scope, session)]]) for session in page)
+        return Listed(
+            records=tuple(ListedRecord(session, tag) for session, tag in zip(page, tags, strict=True)),
+            more=len(here) > start + 2,
+        )
 
     async def release(self, lease: str) -> RemoveOutcome:
         if lease in self.leases:

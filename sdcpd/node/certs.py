@@ -55,6 +55,9 @@ AUTHORITY: Final = "ca"
 
 AuthorityKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
+KEEP_OBJECTS: Final = frozenset({"drafter", "verifier"})
+"""Roles whose node keeps objects for its peers to read, at its own `/cache/` (decision 112)."""
+
 
 class Made(Struct, frozen=True):
     """A certificate and its key, just written."""
@@ -95,6 +98,7 @@ def issue(
 ) -> Made:
     """Issue a certificate for a node that plays `roles` at `host`, signed by the authority in `folder`.
 
+    A node with a drafter or verifier keeps their objects as a cache does, so its certificate carries that URI as well.
     Written to `out` with .pem and .key added, or, where that is a folder or None, there or in `folder` under a name
     made of roles and host. Raises CertsRefused.
     """
@@ -110,7 +114,8 @@ def issue(
         )
     stem = f"{'-'.join(roles)}-{host.file_stem}"
     key = ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(host.role_uri(role)) for role in roles]
+    served = dict.fromkeys((*roles, "cache") if KEEP_OBJECTS & set(roles) else roles)
+    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(host.role_uri(role)) for role in served]
     address = host.address
     names.append(x509.DNSName(host.name) if address is None else x509.IPAddress(address))
     # Both uses for all roles: a node serves and calls, and checks at start that its certificate is good for both.

@@ -87,12 +87,18 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The base URI of a role on this node (decisions 27, 31)."""
         return f"{normalize_base_uri(self.node.base_uri)}{role}/"
 
+    def served(self) -> tuple[RoleName, ...]:
+        """The roles under which this node answers: its own, and `cache` for the objects of its drafter or verifier,
+        which every writer keeps on its own node (decision 112)."""
+        keeps = self.sdcp is not None and "cache" not in self.roles and {"drafter", "verifier"} & set(self.roles)
+        return (*self.roles, "cache") if keeps else self.roles
+
     def routers(self) -> tuple[str, ...]:
         """Canonical base URIs of the routers that this node reports to."""
         return self._among("router", self.peers.routers)
 
     def caches(self) -> tuple[str, ...]:
-        """Canonical base URIs of the caches that this node may ask, first the one for commit logs."""
+        """Canonical base URIs of the caches that keep logs and token arrays, first the one for new logs."""
         return self._among("cache", self.peers.caches)
 
     def _among(self, role: RoleName, named: tuple[str, ...]) -> tuple[str, ...]:

@@ -44,8 +44,8 @@ class Network:
         self._clock: Final = clock
         self._wall_clock: Final = wall_clock
         self._inside: Final = LoopbackNetwork()
-        self._own: Final = frozenset(config.role_uri(role) for role in config.roles)
-        self._doors: Final = {role: _Door(role) for role in config.roles}
+        self._own: Final = frozenset(config.role_uri(role) for role in config.served())
+        self._doors: Final = {role: _Door(role) for role in config.served()}
         self._tls: Tls | None = None
         self._client: WireClient | None = None
         self._server: PeerServer | None = None

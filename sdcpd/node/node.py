@@ -27,6 +27,7 @@ from sdcpd.edge.dispatch import (
     Dispatcher,
     cache_dispatcher,
     drafter_dispatcher,
+    object_cache_dispatcher,
     router_dispatcher,
     verifier_dispatcher,
 )
@@ -51,6 +52,7 @@ from sdcpd.node.stages import Stages
 from sdcpd.protocol.draft_session import Identity
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
+from sdcpd.roles.object_cache import ObjectCache
 from sdcpd.roles.ports import Clock, Engine, Ports, Randomness, Workers
 from sdcpd.roles.router import Router
 from sdcpd.roles.router_settings import RoutedModel
@@ -186,6 +188,11 @@ class Node:
             await self._start_router(stages)
         if "cache" in config.roles:
             await self._start_cache(stages)
+        elif "cache" in config.served():
+            objects = ObjectCache(config.cache, self._ports("cache"))
+            await self._start_role(
+                stages, "cache", objects, object_cache_dispatcher(objects, config.cache, self.meters)
+            )
         engine = None
         if "verifier" in config.roles:
             self._notifier.status("loading the model")
@@ -297,13 +304,20 @@ class Node:
         assert self.network is not None
         world = self._world
         transport = self.network.transport(role)
+        own_cache = self._config.role_uri("cache")
         return Ports(
             clock=world.clock,
             randomness=world.randomness,
             workers=world.workers,
             meters=self.meters,
             peers=PeerClient(transport, self.meters),
-            objects=ObjectClient(transport, self.meters, self._config.caches()),
+            objects=ObjectClient(
+                transport,
+                self.meters,
+                (*self._config.caches(), own_cache),
+                near=(own_cache,),
+                workers=world.workers,
+            ),
             engine=engine,
         )
 

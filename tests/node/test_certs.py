@@ -71,7 +71,11 @@ def test_two_nodes_shake_hands(folder: Path, host: str) -> None:
     assert server.version() == client.version() == "TLSv1.3"
     seen = server.getpeercert()
     assert seen is not None
-    assert seen["subjectAltName"] == (("URI", "https://d.example/drafter/"), ("DNS", "d.example"))
+    assert seen["subjectAltName"] == (
+        ("URI", "https://d.example/drafter/"),
+        ("URI", "https://d.example/cache/"),
+        ("DNS", "d.example"),
+    )
 
 
 def test_a_client_without_a_certificate_is_refused(folder: Path) -> None:
@@ -107,12 +111,23 @@ def test_a_node_cannot_sign_for_another(folder: Path, tmp_path: Path) -> None:
         node(rogue, "verifier")
 
 
-@pytest.mark.parametrize("roles", ["router", "verifier,cache", "drafter", "operator", "client", "cache"])
-def test_the_daemon_takes_them(folder: Path, roles: str) -> None:
-    """The daemon's own check at start: a handshake with itself, and the URI of each role it plays."""
+@pytest.mark.parametrize(
+    ("roles", "served"),
+    [
+        ("router", "router"),
+        ("verifier,cache", "verifier,cache"),
+        ("drafter", "drafter,cache"),
+        ("verifier,router", "verifier,router,cache"),
+        ("operator", "operator"),
+        ("client", "client"),
+        ("cache", "cache"),
+    ],
+)
+def test_the_daemon_takes_them(folder: Path, roles: str, served: str) -> None:
+    """The daemon's own check at start: a handshake with itself, and the URI of each role under which it answers."""
     made = node(folder, roles, "[2001:db8::7]:8470")
     settings = TlsSettings(certificate=str(made.certificate), key=str(made.key), ca=str(folder / "ca.pem"))
-    uris = [f"https://[2001:db8::7]:8470/{role}/" for role in roles.split(",")]
+    uris = [f"https://[2001:db8::7]:8470/{role}/" for role in served.split(",")]
     own = Tls(settings, uris).own
     assert own.names.uris == tuple(uris)
     assert own.names.hosts == ("2001:db8:0:0:0:0:0:7",)

@@ -65,6 +65,10 @@ class RolesWorld:
     async def calls(self, caller: Peer) -> PeerClient:
         return PeerClient(await self.transport(caller), CountingMeters())
 
+    async def calls_as(self, uri: str) -> PeerClient:
+        """By the role that the URI names."""
+        return await self.calls(Peer(uri=uri, role=uri.rstrip("/").rpartition("/")[2]))
+
     def session_open(self, session: bytes = SESSION, of: Contract = CONTRACT) -> SessionOpen:
         log = log_reference(self.base("cache"), None, session)
         return session_open(session=session, contract=of, prompt=PROMPT, commit_log=log, router=self.base("router"))

@@ -30,7 +30,7 @@ from sdcpd.protocol.messages import Assignment, Contract, SessionOpen
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
-from sdcpd.roles.ports import Appended, AppendOutcome, Objects, Peer, Ports, TagMismatch
+from sdcpd.roles.ports import Appended, AppendOutcome, Objects, Peer, Ports, ReadOutcome, TagMismatch
 from sdcpd.roles.router import Router
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
 from sdcpd.roles.verifier import Verifier
@@ -106,6 +106,15 @@ class TalliedLogs(Objects):
         self.records[ref] += 1
         self._hashes[ref].update(record)
         return Appended(tag=self._tag(ref))
+
+    async def read_log(self, ref: str) -> ReadOutcome:
+        raise AssertionError("nothing is lost here, so nobody reads")
+
+    async def publish(self, ref: str, octets: bytes, *, ttl_ms: int) -> AppendOutcome:
+        raise AssertionError("the verifier publishes nothing")
+
+    async def fetch(self, ref: str) -> ReadOutcome:
+        raise AssertionError("prompts are inline")
 
     def _tag(self, ref: str) -> str:
         return f'"{self._hashes[ref].hexdigest()}"'

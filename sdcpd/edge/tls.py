@@ -27,6 +27,9 @@ from sdcpd.edge.identity import (
 )
 
 ALPN: Final = "h2"
+EXPIRES_SOON_S: Final = 14 * 86_400
+"""Time for an operator to notice a warning and to hand new certificates to all nodes, with a holiday in between."""
+
 HANDSHAKE_FLIGHTS: Final = 8
 """More than a handshake has turns."""
 

@@ -13,7 +13,7 @@ What else hypercorn leaves to us:
 """
 
 import select
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import h2.exceptions
 import h11
@@ -31,7 +31,6 @@ from hypercorn.utils import wrap_app
 from msgspec import Struct
 from priority.priority import PriorityError
 
-from sdcpd.frontend.api import FrontendApp
 from sdcpd.frontend.settings import FrontendSettings, listen_address
 from sdcpd.roles.ports import Clock
 
@@ -90,11 +89,18 @@ class Bound(Struct, frozen=True):
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
+class Application(Protocol):
+    """An ASGI application whose answers can be broken off when the server stops."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any, /) -> None: ...
+    def halt(self) -> None: ...
+
+
 class FrontendServer:
     """Serves the application until stopped. `run` once."""
 
-    def __init__(self, app: FrontendApp, settings: FrontendSettings, clock: Clock) -> None:
-        self._app: Final = wrap_app(app, settings.max_body_bytes, "asgi")  # type: ignore[arg-type]  # hypercorn wants its own scope types
+    def __init__(self, app: Application, settings: FrontendSettings, clock: Clock) -> None:
+        self._app: Final = wrap_app(app, settings.max_body_bytes, "asgi")
         self._halt_answers: Final = app.halt
         self._settings: Final = settings
         self._clock: Final = clock

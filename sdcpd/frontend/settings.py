@@ -9,10 +9,13 @@ SecondsSetting = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class ClientModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model that clients may name. `path`: a Hugging Face folder, of which only the text files are read here."""
+    """A model that clients may name."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     path: Annotated[str, Meta(min_length=1)]
+    """A Hugging Face folder, of which only the text files are read here."""
+    ladder: str | None = None
+    """Name of the `[ladder.NAME]` by which sessions of this model escalate; without it the router's default."""
 
 
 class FrontendSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

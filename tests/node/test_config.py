@@ -50,6 +50,78 @@ def test_the_shipped_file_is_good(model: Path) -> None:
     assert config.role_uri("drafter") == "http://127.0.0.1:8470/drafter/"
 
 
+ROLE_FILES = SHIPPED.parent
+
+
+def role_overrides(role: str, model: Path) -> list[str]:
+    """What a host of one's own changes: where the model is."""
+    match role:
+        case "router":
+            return [f'frontend.models=[{{ name = "m", path = "{model}", ladder = "patient" }}]']
+        case "verifier":
+            return [f"engine.model={model}"]
+        case "drafter":
+            return [f"drafter.tokenizer={model}"]
+        case _:
+            return []
+
+
+@pytest.mark.parametrize("role", ["router", "verifier", "drafter", "cache"])
+def test_the_file_of_each_role_is_good(role: str, model: Path) -> None:
+    config = load_config(ROLE_FILES / f"{role}.toml", role_overrides(role, model))
+    assert config.roles == (role,)
+    assert config_warnings(config) == []
+    assert config.sdcp is not None
+    assert not config.sdcp.insecure_loopback
+    assert config.role_uri(role) == f"https://{role[0]}1.example:8470/{role}/"  # type: ignore[arg-type]  # one of the four
+    if role in ("verifier", "drafter"):
+        assert config.routers() == ("https://r1.example:8470/router/",)
+    assert config.caches() == ("https://c1.example:8470/cache/",)
+
+
+@pytest.mark.parametrize(
+    ("role", "override", "message"),
+    [
+        ("verifier", "peers.routers=[]", "peers.routers: names no router, so nobody would ever use this verifier."),
+        ("drafter", "peers.caches=[]", "peers.caches: names no cache; a drafter needs the one that keeps the commit"),
+        (
+            "router",
+            "peers.caches=['http://c:1/cache/']",
+            "peers.caches[0]: is 'http://c:1/cache/'. Begin it with https",
+        ),
+        ("router", "peers.caches=['c:1']", "peers.caches[0]: base URI 'c:1' does not begin with http:// or https://"),
+        ("cache", "sdcp.insecure_loopback=true", "sdcp.insecure_loopback: is true together with [tls]."),
+        ("cache", "node.base_uri=http://c1:8470/", "node.base_uri: is 'http://c1:8470/'. Begin it with https"),
+        ("cache", "tls.key=node.key", "tls.key: is 'node.key', not an absolute path."),
+        ("cache", "peers.calls.max_answer_bytes=1048576", "peers.calls.max_answer_bytes: is 1048576, but a commit log"),
+        ("router", "frontend.models=[]", "frontend.models: is empty, so clients could name no model."),
+        ("cache", "sdcp.listen=nowhere", "sdcp: listen = 'nowhere' is not host:port"),
+        ("cache", "metrics.listen=1", "metrics.listen: is 1. Expected str, got int."),
+    ],
+)
+def test_nodes_that_cannot_work_with_others(role: str, override: str, message: str, model: Path) -> None:
+    found = faults(ROLE_FILES / f"{role}.toml", *role_overrides(role, model), override)
+    assert any(fault.startswith(message) for fault in found), found
+
+
+def test_a_port_wants_certificates_or_loopback(tmp_path: Path) -> None:
+    file = tmp_path / "bare.toml"
+    file.write_text('roles = ["cache"]\n[sdcp]\n[node]\nbase_uri = "http://127.0.0.1:8470/"\n')
+    assert faults(file)[0].startswith("tls: is missing: nodes speak TLS 1.3 with client certificates.")
+    config = load_config(file, ["sdcp.insecure_loopback=true"])
+    assert config.caches() == ("http://127.0.0.1:8470/cache/",)
+    file.write_text('roles = ["cache"]\n[tls]\ncertificate = "/a"\nkey = "/b"\nca = "/c"\n')
+    assert any(fault.startswith("tls: is there, but no [sdcp]") for fault in faults(file))
+
+
+def test_a_model_may_name_its_ladder(model: Path) -> None:
+    file = ROLE_FILES / "router.toml"
+    models = f'frontend.models=[{{ name = "m", path = "{model}", ladder = "hasty" }}]'
+    (fault,) = faults(file, models)
+    assert fault.startswith("frontend.models[0].ladder: ")
+    assert "there is no [ladder.hasty]" in fault
+
+
 def test_the_shipped_file_shows_true_defaults(model: Path) -> None:
     """Each commented-out setting of the file, uncommented, changes nothing."""
     text = SHIPPED.read_text()
@@ -76,7 +148,10 @@ def test_roles_from_the_command_line(write: Callable[..., Path]) -> None:
     [
         ("[]", "roles: names no role. Say which"),
         ('["router", "router", "verifier", "cache"]', "roles: names a role twice"),
-        ('["router", "drafter"]', "roles: verifier, cache missing: this version connects roles inside one process"),
+        (
+            '["router", "drafter"]',
+            "roles: verifier, cache missing, and without an [sdcp] section this node has no port",
+        ),
     ],
 )
 def test_roles_that_cannot_work(write: Callable[..., Path], roles: str, message: str) -> None:

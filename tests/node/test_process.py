@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,18 +13,10 @@ from typing import Any
 
 import pytest
 
-from sdcpd.cache.files import RealFiles
-from sdcpd.cache.log_reading import ReadPlan
-from sdcpd.cache.log_requests import LogContent
-from sdcpd.cache.log_store import LogStore
-from sdcpd.cache.refs import LogName
-from sdcpd.cache.settings import CacheSettings
 from sdcpd.frontend.text import load_model_text
-from sdcpd.node import ctl
 from sdcpd.node.demo_daemon import CONFIG, DemoDaemon
 from sdcpd.protocol import digests
-from sdcpd.protocol.commit_log import CommitRecord, read_records, view
-from sdcpd.protocol.terms import session_from_path_id
+from tests.support.processes import read_log, sessions_of, stream
 
 pytestmark = pytest.mark.process
 
@@ -49,50 +40,12 @@ def daemon(tiny_llama: Path, tmp_path: Path) -> Iterator[Callable[..., DemoDaemo
         one.__exit__(None, None, None)
 
 
-def stream(daemon: DemoDaemon, model: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Chunks of a streamed completion, until the connection ends, however it ends."""
-    octets = json.dumps({"model": model, **body}).encode()
-    with socket.create_connection(daemon.address, timeout=60) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: n\r\nContent-Length: {len(octets)}\r\n"
-        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + octets)
-        with connection.makefile("rb") as lines:
-            try:
-                for line in lines:
-                    if line.startswith(b"data: {"):
-                        yield json.loads(line[6:])
-                    elif line.startswith(b"data: [DONE]"):
-                        return
-            except ConnectionResetError:
-                return
-
-
 def until_error(chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The chunks up to an error; the connection stays open after one."""
     for chunk in chunks:
         yield chunk
         if "error" in chunk:
             return
-
-
-def read_log(state: Path, session: str) -> list[CommitRecord]:
-    """The commits of a session's log on the disk of a node that does not run, read with the store's own code."""
-    store = LogStore.open(CacheSettings(), RealFiles(state / "log"), 0.0)
-    try:
-        plan = store.plan_read(LogName(None, session_from_path_id(session)).path, 0.0)
-        assert isinstance(plan, ReadPlan)
-        content = store.read(plan)
-        assert isinstance(content, LogContent)
-        return list(view(record for record, _ in read_records(content.octets)).commits)
-    finally:
-        store.close()
-
-
-def sessions_of(run: Path) -> list[dict[str, Any]]:
-    """What `sdcpctl sessions --json` says."""
-    status, answer = ctl.ask(str(run / "sdcpd.sock"), "/sessions")
-    assert status == 200
-    sessions: list[dict[str, Any]] = answer["sessions"]
-    return sessions
 
 
 def test_killed_in_mid_answer_and_started_again(
@@ -103,10 +56,10 @@ def test_killed_in_mid_answer_and_started_again(
     first.wait_ready(READY_LIMIT_S)
     seen = ""
     session = ""
-    for count, chunk in enumerate(stream(first, tiny_llama.name, LONG)):
+    for count, chunk in enumerate(stream(first.address, tiny_llama.name, LONG)):
         seen += "".join(choice["text"] for choice in chunk["choices"])
         if count == 20:
-            (entry,) = sessions_of(tmp_path / "run")
+            (entry,) = sessions_of(tmp_path / "run" / "sdcpd.sock")
             session = entry["session"]
             assert first.process is not None
             first.process.send_signal(signal.SIGKILL)
@@ -127,7 +80,7 @@ def test_killed_in_mid_answer_and_started_again(
     second.wait_ready(READY_LIMIT_S)
     answer = "".join(
         choice["text"]
-        for chunk in stream(second, tiny_llama.name, LONG | {"max_tokens": 60})
+        for chunk in stream(second.address, tiny_llama.name, LONG | {"max_tokens": 60})
         for choice in chunk["choices"]
     )
     assert answer.startswith(text[:15])  # the same prompt, the same beginning
@@ -139,7 +92,7 @@ def test_told_to_stop_in_mid_answer(daemon: Callable[..., DemoDaemon], tiny_llam
     one = daemon("frontend.grace_s=0.5")
     one.wait_ready(READY_LIMIT_S)
     told = 0.0
-    for count, _ in enumerate(stream(one, tiny_llama.name, LONG)):
+    for count, _ in enumerate(stream(one.address, tiny_llama.name, LONG)):
         if count == 5:
             assert one.process is not None
             one.process.send_signal(signal.SIGTERM)
@@ -154,7 +107,7 @@ def test_told_twice_ends_at_once(daemon: Callable[..., DemoDaemon], tiny_llama: 
     one = daemon("frontend.grace_s=60")
     one.wait_ready(READY_LIMIT_S)
     assert one.process is not None
-    for count, _ in enumerate(stream(one, tiny_llama.name, LONG | {"max_tokens": 250})):
+    for count, _ in enumerate(stream(one.address, tiny_llama.name, LONG | {"max_tokens": 250})):
         if count == 5:
             one.process.send_signal(signal.SIGINT)
             wait_for(lambda: "told to stop" in one.log(), one)
@@ -258,7 +211,7 @@ def test_a_hang_up_signal_takes_new_ladders_and_keeps_the_old_when_the_file_is_w
     def hang_up(text: str, said: str) -> None:
         config.write_text(text)
         before = one.log().count(said)
-        one.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]  # asserted above
+        one.process.send_signal(signal.SIGHUP)
         until = time.monotonic() + 20
         while one.log().count(said) == before:
             assert time.monotonic() < until, one.log()
@@ -267,7 +220,7 @@ def test_a_hang_up_signal_takes_new_ladders_and_keeps_the_old_when_the_file_is_w
 
     def failed() -> bool:
         """Whether an answer ends in an error, which is its last event."""
-        return any("error" in chunk for chunk in until_error(stream(one, tiny_llama.name, LONG)))
+        return any("error" in chunk for chunk in until_error(stream(one.address, tiny_llama.name, LONG)))
 
     hang_up(CONFIG.read_text().replace('["self_decode*"]', '["nonsense"]'), "the file is wrong")
     assert not failed()

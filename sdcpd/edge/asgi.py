@@ -129,7 +129,7 @@ class PeerApp:
                 return  # the peer has left already
         except Problem as problem:
             scope["extensions"][GONE](wait.cancel)
-            await _answer(send, problem_response(problem))
+            await _answer(send, problem_response(problem, _accept(scope)))
             return
         scope["extensions"][GONE](wait.cancel)
         try:
@@ -137,7 +137,7 @@ class PeerApp:
             response = await mount.handler(peer, asked)
         except Exception as error:
             self._on_failure(error)
-            await _answer(send, problem_response(ServerFault("this node has failed")))
+            await _answer(send, problem_response(ServerFault("this node has failed"), _accept(scope)))
             raise
         await _answer(send, response)
 
@@ -194,6 +194,10 @@ async def _answer(send: Send, response: Response) -> None:
     with trio.move_on_after(ANSWER_TIMEOUT_S):
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+
+def _accept(scope: Any) -> str:
+    return _fields(scope["headers"]).get("accept", "")
 
 
 def _fields(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -67,18 +67,18 @@ class Dispatcher:
 
     async def handle(self, peer: Peer, request: Request) -> Response:
         """Answer one request. Whatever is raised here is our fault, not the peer's."""
-        operation = "unknown"
+        operation, accept = "unknown", request.headers.get("accept", "")
         try:
             route = self._route(request.method, request.path)
             operation = route.operation
             _admit(route, peer, request)
             response = await route.call(self._service, Call(peer=peer, request=request))
         except MethodNotAllowed as problem:
-            refused = problem_response(problem)
+            refused = problem_response(problem, accept)
             headers = dict(refused.headers) | {"allow": ", ".join(problem.allow)}
             response = Response(status=refused.status, headers=headers, body=refused.body)
         except Problem as problem:
-            response = problem_response(problem)
+            response = problem_response(problem, accept)
         except Exception as error:
             log.error("handler failed", role=self._role, operation=operation, caller=peer.role, exc_info=error)
             self._meters.count("peer_requests_total", operation=operation, status="500")

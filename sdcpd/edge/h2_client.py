@@ -137,7 +137,7 @@ class ClientConnection:
         self._retired = False
         self._parting = False  # our own GOAWAY is in the buffer
         self._lost: str | None = None
-        self._made_at = self._heard_at = self._asked_at = clock.now()
+        self._made_at = self._heard_at = self._turned_at = clock.now()  # turned: busy, or idle
         self._ping_at: float | None = None
 
     @property
@@ -214,13 +214,13 @@ class ClientConnection:
                 self._lose("the peer does not answer a ping")
         elif self._exchanges:
             self._ping_at = None
-            if now - max(self._heard_at, self._asked_at) >= settings.ping_interval_s and self._lost is None:
+            if now - max(self._heard_at, self._turned_at) >= settings.ping_interval_s and self._lost is None:
                 self._ping_at = now
                 self._h2.ping(b"sdcpd   ")
                 self._wake.set()
             if now - self._made_at >= settings.max_connection_age_s:
                 self.retire()
-        elif self._retired or now - self._asked_at >= settings.idle_connection_timeout_s:
+        elif self._retired or now - self._turned_at >= settings.idle_connection_timeout_s:
             self.retire()
 
     def _greet(self) -> None:
@@ -245,7 +245,7 @@ class ClientConnection:
         self._h2.send_headers(number, head, end_stream=not body)
         exchange = _Exchange(number, memoryview(body), self._settings.max_answer_bytes)
         if not self._exchanges:
-            self._asked_at = self._clock.now()
+            self._turned_at = self._clock.now()
         self._exchanges[number] = exchange
         self._unsent.append(exchange)
         if number >= STREAM_NUMBERS_LIMIT:
@@ -278,6 +278,8 @@ class ClientConnection:
     def _end(self, exchange: _Exchange) -> None:
         """The caller has its answer, or has given up: the place is free."""
         del self._exchanges[exchange.number]
+        if not self._exchanges:
+            self._turned_at = self._clock.now()
         if self._lost is not None:
             return
         if not exchange.reset and (not exchange.over.is_set() or exchange.rest or exchange.failure is not None):

@@ -20,6 +20,8 @@ from prometheus_client import disable_created_metrics
 
 from sdcpd.cache.files import RealFiles
 from sdcpd.drafting.lookup_source import LookupSource
+from sdcpd.engine.device_nodes import why_no_cuda
+from sdcpd.engine.model_config import ModelRefused
 from sdcpd.engine.settings import EngineSettings
 from sdcpd.node.config import Config, ConfigRefused
 from sdcpd.node.logs import configure_logs
@@ -121,8 +123,32 @@ async def _main(config: Config, world: World, notifier: Notifier, read_again: Ca
             limit_s = watchdog_limit_s(os.environ, os.getpid())
             if limit_s is not None:
                 nursery.start_soon(_watch, node, world, notifier, limit_s)
+            await _require_device(config.engine, world)
             await node.run()
             nursery.cancel_scope.cancel()
+
+
+async def _require_device(settings: EngineSettings | None, world: World) -> None:
+    """A device that is demanded must be there before anything listens. Raises NotStarted.
+
+    Otherwise the node would answer /health for as long as it reads weights, and then be gone.
+    """
+    if settings is None or settings.device != "cuda":
+        return
+    try:
+        await world.workers.run(_find_device, settings)
+    except ModelRefused as refused:
+        raise NotStarted(f"{refused}") from refused
+
+
+def _find_device(settings: EngineSettings) -> None:
+    """In a thread: importing torch takes seconds, if it comes to that. Raises ModelRefused."""
+    reason = why_no_cuda(os.environ, Path("/dev"))
+    if reason is not None:
+        raise ModelRefused(f'device = "cuda", but there is no CUDA device: {reason}; or set device = "cpu".')
+    from sdcpd.engine.device import choose
+
+    choose(settings)
 
 
 async def _watch(node: Node, world: World, notifier: Notifier, limit_s: float) -> None:

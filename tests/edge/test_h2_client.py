@@ -302,6 +302,8 @@ async def test_a_peer_that_answers_pings_may_think_for_long(autojump_clock: Any)
             nursery.cancel_scope.cancel()
         await s.peer.answer(number)
         assert (await asked.response()).status == 200
+        await s.tend_until(trio.current_time() + 59)
+        assert s.connection.open, "it is idle since the answer, not since the request"
 
 
 async def test_idle_and_old_connections_are_closed(autojump_clock: Any) -> None:

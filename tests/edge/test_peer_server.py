@@ -13,44 +13,16 @@ import trio
 
 from sdcpd.edge.asgi import PeerApp
 from sdcpd.edge.peer_server import PeerListenFailed, PeerServer
-from sdcpd.edge.tls import Tls, TlsSettings
+from sdcpd.edge.tls import Tls
 from sdcpd.edge.transport import Request, Response
 from sdcpd.edge.wire_settings import PeerClientSettings, PeerServerSettings
 from sdcpd.edge.wire_transport import WireClient, WireDialer
 from sdcpd.roles.ports import Peer
+from tests.edge.wire.doors import client_context, refusal, secure
 from tests.edge.wire.pki import Authority
 from tests.edge.wire.raw import Raw
-from tests.edge.wire.world import DRAFTER, GET, ROUTER, Served, app_of, echo, tls_world
+from tests.edge.wire.world import DRAFTER, GET, ROUTER, app_of, echo, tls_world
 from tests.support.ports import TrioClock
-
-
-def client_context(settings: TlsSettings | None, ca: str) -> ssl.SSLContext:
-    """As a peer that plays by other rules would have it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.load_verify_locations(ca)
-    context.set_alpn_protocols(["h2"])
-    if settings is not None:
-        context.load_cert_chain(settings.certificate, settings.key)
-    return context
-
-
-async def secure(served: Served, context: ssl.SSLContext) -> trio.SSLStream[trio.SocketStream]:
-    stream = await trio.open_tcp_stream("127.0.0.1", served.bound.port)
-    return trio.SSLStream(stream, context, server_hostname="127.0.0.1", https_compatible=True)
-
-
-async def refusal(served: Served, context: ssl.SSLContext) -> str:
-    """What a peer is told that is not let in. With TLS 1.3 it learns of it after its own part of the handshake."""
-    stream = await secure(served, context)
-    try:
-        await stream.do_handshake()
-        octets = await stream.receive_some()
-    except trio.BrokenResourceError as error:
-        return str(error.__cause__)
-    finally:
-        await trio.aclose_forcefully(stream)
-    return "closed" if not octets else "let in"
 
 
 async def test_who_is_not_let_in(authority: Authority, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 
+import cbor2
 import pytest
 
 from sdcpd.edge.problem_body import DETAIL_LIMIT_CHARACTERS, problem_response, refusal
@@ -92,3 +93,43 @@ def test_a_retry_after_that_is_no_number_of_seconds_is_ignored(value: str) -> No
 def test_details_are_cut() -> None:
     response = problem_response(IllFormed("x" * 10_000))
     assert len(json.loads(response.body)["detail"]) == DETAIL_LIMIT_CHARACTERS
+
+
+CONCISE = "application/concise-problem-details+cbor"
+
+
+def test_the_cbor_form_holds_the_same_members() -> None:
+    """RFC 9290, appendix: title and detail as -1 and -2, the rest under 7807, type and status there as 0 and 1."""
+    problem = StaleBase("base 3 is not 7", state=STATE)
+    members = json.loads(problem_response(problem).body)
+    concise = problem_response(problem, CONCISE)
+    assert concise.headers["content-type"] == CONCISE
+    assert cbor2.loads(concise.body) == {
+        -1: members.pop("title"),
+        -2: members.pop("detail"),
+        7807: {0: members.pop("type"), 1: members.pop("status"), **members},
+    }
+    assert members.keys() == {"session-state", "round", "committed", "epoch"}
+    assert cbor2.loads(problem_response(LimitExceeded("M is 9", m_cap=4), CONCISE).body)[7807]["m_cap"] == 4
+    assert problem_response(Overloaded("later", retry_after_s=3), CONCISE).headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("accept", "concise"),
+    [
+        (CONCISE, True),
+        (f"application/sdcp+cbor, {CONCISE.upper()}", True),
+        (f"{CONCISE};q=0.5, */*;q=0.1", True),
+        (f"{CONCISE}; q=0.5, application/problem+json; q=0.4", True),
+        (f"{CONCISE}, application/problem+json", False),  # as wanted as the other: ours to choose
+        (f"{CONCISE};q=0", False),
+        (f"{CONCISE}x", False),
+        ("application/problem+json", False),
+        ("application/*, */*", False),
+        ("", False),
+    ],
+)
+def test_the_cbor_form_is_only_for_who_asks(accept: str, concise: bool) -> None:
+    """Decision 34."""
+    answer = problem_response(IllFormed("x"), accept)
+    assert answer.headers["content-type"] == (CONCISE if concise else "application/problem+json")

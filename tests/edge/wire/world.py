@@ -150,7 +150,8 @@ class TlsWorld:
         made, failures = app_of(handlers, limit_bytes)
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
         port = listeners[0].socket.getsockname()[1]
-        tls = Tls(self.authority.issue(*(f"https://127.0.0.1:{port}/{role}/" for role in handlers)))
+        names = [f"https://127.0.0.1:{port}/{role}/" for role in handlers]
+        tls = Tls(self.authority.issue(*names, "127.0.0.1"))  # the address is for tools that know of no base URIs
         server = PeerServer(app or made, PeerServerSettings(**settings), TrioClock(), tls)
         served = Served(server, app or made, failures, PeerBound(host="127.0.0.1", port=port), tls)
 

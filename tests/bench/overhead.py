@@ -279,7 +279,9 @@ async def measure(
 
 def _figures(drafters: list[Drafter], heard: Heard, took_s: float, cpu_s: list[float]) -> dict[str, float]:
     """What one block says. Parts are means when many share the cores, so that they add up; medians alone."""
-    rounds = [(r, h) for d in drafters for r, h in zip(d.rounds, heard.handled[session_path_id(d.session)], strict=True)]
+    rounds = [
+        (r, h) for d in drafters for r, h in zip(d.rounds, heard.handled[session_path_id(d.session)], strict=True)
+    ]
     took = [r.took for r, _ in rounds]
     parts: dict[str, Callable[[Round, tuple[float, float]], float]] = {
         "client_ms": lambda r, h: r.took - r.exchange,
@@ -322,7 +324,9 @@ async def run(folder: Path, blocks: int, rounds: int, only: tuple[str, ...] = ()
                 progress("warming up" if block == 0 else f"block {block} of {blocks}")
                 for set_up in set_ups:
                     for name, sessions in (("alone", 1), ("sixteen", MANY)):
-                        count = max(1, (rounds if sessions == 1 else 2 * rounds // sessions) // (4 if block == 0 else 1))
+                        count = max(
+                            1, (rounds if sessions == 1 else 2 * rounds // sessions) // (4 if block == 0 else 1)
+                        )
                         values = await measure(wire, started[set_up.log], sessions, count, polls=set_up.polls)
                         if block:
                             found.add(set_up.name + name, values)

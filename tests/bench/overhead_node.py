@@ -21,9 +21,9 @@ from msgspec import Struct
 
 from sdcpd.cache.files import RealFiles
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.edge.asgi import Failures, Mount, PeerApp
 from sdcpd.edge.dispatch import Dispatcher, cache_dispatcher, verifier_dispatcher
 from sdcpd.edge.objects import ObjectClient
+from sdcpd.edge.peer_app import Failures, Mount, PeerApp
 from sdcpd.edge.peer_server import PeerServer
 from sdcpd.edge.peers import PeerClient
 from sdcpd.edge.tls import Tls, TlsSettings

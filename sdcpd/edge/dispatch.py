@@ -55,7 +55,10 @@ class Dispatcher:
         """Use the functions below, which know what each role's service must be."""
         self._role = role
         self._service = service
-        self._routes = routes
+        self._shapes: Final[dict[int, list[tuple[list[str], Route]]]] = {}  # by the number of path segments
+        for route in routes:
+            shape = route.pattern.split("/")
+            self._shapes.setdefault(len(shape), []).append((shape, route))
         self._meters = meters
 
     def body_limit_bytes(self, method: str, path: str) -> int:
@@ -89,13 +92,22 @@ class Dispatcher:
     def _route(self, method: str, path: str) -> Route:
         if len(path) > PATH_LIMIT_CHARACTERS:
             raise UnknownResource("no such resource")
-        here = [route for route in self._routes if route.matches(path)]
+        segments = path.split("/")
+        here = [route for shape, route in self._shapes.get(len(segments), ()) if _matches(shape, segments)]
         if not here:
             raise UnknownResource("no such resource")
         for route in here:
             if route.method == method:
                 return route
         raise MethodNotAllowed(tuple(sorted(route.method for route in here)))
+
+
+def _matches(shape: list[str], segments: list[str]) -> bool:
+    """`*` stands for any segment but an empty one; both are of one length."""
+    for want, have in zip(shape, segments, strict=True):  # noqa: SIM110  # asked for each request: no generator
+        if want != have and (want != "*" or have == ""):
+            return False
+    return True
 
 
 def _admit(route: Route, peer: Peer, request: Request) -> None:

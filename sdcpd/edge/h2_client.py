@@ -13,46 +13,34 @@ apart by what is known of it:
     NotProcessed   the peer has not looked at it: never sent, refused, or beyond the last stream of its GOAWAY
     AnswerLost     it may or may not have been carried out
 
-GOAWAY retires the connection: it takes no further request, and those that the peer will still answer wait for that. (h2
-itself holds a connection for dead after GOAWAY; `_Frames` says otherwise.)
+GOAWAY retires the connection: it takes no further request, and those that the peer will still answer wait for that.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import h2.config
 import h2.connection
 import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
 import trio
-from hyperframe.frame import Frame, GoAwayFrame
 
+from sdcpd.edge.h2_frames import CLOSE_S, OUTBOX_BYTES, READ_BYTES, Frames
 from sdcpd.edge.identity import CertificateNames
 from sdcpd.edge.transport import Response, TransportError
 from sdcpd.edge.wire_settings import PeerClientSettings
 from sdcpd.roles.ports import Clock
 
-STREAM_WINDOW_BYTES: Final = 1 << 20
-"""What a peer may send on one stream before we have taken it: fills 1 Gbit/s over 8 ms."""
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
 """The same for all streams of a connection. We take everything at once, so it only bounds what is on the way."""
-FRAME_BYTES: Final = 64 << 10
-"""Each frame of a large answer costs a turn of the loop; small answers wait behind one."""
-DEFAULT_WINDOW_BYTES: Final = 65_535
-"""A connection's window until it is opened (RFC 9113 section 6.9.2)."""
-OUTBOX_BYTES: Final = 256 << 10
-"""How much of large bodies waits to be written: small requests wait behind it, some milliseconds at most."""
-READ_BYTES: Final = 256 << 10
+HEADER_LIST_BYTES: Final = h2.connection.H2Connection.DEFAULT_MAX_HEADER_LIST_SIZE
 STREAMS_LIMIT: Final = 1000
 """On one connection, when the peer would take more: h2 counts them all for each new one."""
 UNSENT_LIMIT: Final = 2000
 """Requests in the buffer of a connection whose peer takes nothing, cancelled ones included."""
 STREAM_NUMBERS_LIMIT: Final = (1 << 31) - 1024
-CLOSE_S: Final = 0.5
-"""What a farewell may take."""
 
 Head = Sequence[tuple[bytes, bytes]]
 
@@ -63,16 +51,6 @@ class NotProcessed(TransportError):
 
 class AnswerLost(TransportError):
     """The request may or may not have been carried out."""
-
-
-class _Frames(h2.connection.H2Connection):
-    """h2's connection, to which GOAWAY is the beginning of the end, not the end."""
-
-    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[h2.events.Event]]:
-        event = h2.events.ConnectionTerminated()
-        event.error_code = frame.error_code  # as a number: not all have a name
-        event.last_stream_id = frame.last_stream_id
-        return [], [event]
 
 
 class _Exchange:
@@ -119,14 +97,7 @@ class ClientConnection:
         self._settings: Final = settings
         self._clock: Final = clock
         self._changed: Final = changed
-        self._h2: Final = _Frames(
-            h2.config.H2Configuration(
-                client_side=True,
-                header_encoding=None,
-                validate_outbound_headers=False,  # wire_transport.py writes them
-                normalize_outbound_headers=False,
-            )
-        )
+        self._h2: Final = Frames(client=True)
         self._exchanges: Final[dict[int, _Exchange]] = {}
         self._unsent: Final[list[_Exchange]] = []
         self._outbox_bytes = 0
@@ -164,7 +135,8 @@ class ClientConnection:
         Waiting for the peer's first frame costs half a round trip once. It brings the limit on streams, and, as TLS
         1.3 has it, whether our certificate was accepted.
         """
-        self._greet()
+        codes = h2.settings.SettingCodes
+        self._h2.greet({codes.ENABLE_PUSH: 0, codes.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES}, CONNECTION_WINDOW_BYTES)
         started = False
         try:
             with self._scope:
@@ -222,21 +194,6 @@ class ClientConnection:
                 self.retire()
         elif self._retired or now - self._turned_at >= settings.idle_connection_timeout_s:
             self.retire()
-
-    def _greet(self) -> None:
-        codes = h2.settings.SettingCodes
-        self._h2.local_settings = h2.settings.Settings(
-            client=True,
-            initial_values={
-                codes.ENABLE_PUSH: 0,
-                codes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-                codes.MAX_FRAME_SIZE: FRAME_BYTES,
-                codes.MAX_HEADER_LIST_SIZE: h2.connection.H2Connection.DEFAULT_MAX_HEADER_LIST_SIZE,
-            },
-        )
-        self._h2.max_inbound_frame_size = FRAME_BYTES
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
 
     def _begin(self, head: Head, body: bytes) -> _Exchange:
         """Put the request into h2's buffer, all of it if it is small."""

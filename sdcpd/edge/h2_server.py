@@ -1,465 +1,346 @@
-"""hypercorn's HTTP/2 stack as peers need it: one connection, from the first frame to the last.
+"""One HTTP/2 connection from a peer, from the first frame to the last: a thin layer on `h2`, as h2_client.py is.
 
-The stack is taken as it is (hypercorn.trio.tcp_server, hypercorn.protocol.h2: not public API, hence the pinned version
-and tests/edge/test_h2_server.py, which says what is used). What is done differently, and why:
+    open -> retired -> closed
 
-- Answering before the body was read cost the connection: hypercorn forgets the stream, and the next DATA for it raised
-  KeyError. Here such DATA is counted for flow control and dropped, and the peer is told to stop sending (RST_STREAM
-  with NO_ERROR after the whole answer, RFC 9113 section 8.1).
-- A request that is not read blocked all others: ten messages fit between connection and application, then the
-  connection reads no further. Here an `Inbox` lies between, which never blocks and tells of a peer that has left.
-- A stream that its peer reset before it was answered stayed in the tree of streams, until at a thousand of them the
-  connection fell. Here it is taken out.
-- A stop said GOAWAY only after the last answer, and reset new requests as if they had been carried out. Here GOAWAY is
-  said at once, later requests are refused (REFUSED_STREAM: provably not processed), the others finish. h2 cannot send
-  anything after its own GOAWAY, so that frame is written without it.
-- A request's task that was cancelled while it waited for its turn to send took frames with it that others build on. And
-  a small answer was three writes, each a TLS record and a system call. Here whoever sends takes along what others have
-  to send, nobody else waits, and a small answer is whole before it is sent.
-- Each request stopped an idle timer's task and started another, and after a reset stream none was started. Here the
-  server looks at its connections now and then.
-- After a thousand requests a connection ended, in mid-answer. Here nothing counts them.
-- Windows of 64 KiB, and 100 streams. Limits are below.
-- What HTTP/1.1 offers cannot happen: the protocol is HTTP/2 from the first octet, with TLS and without.
-- A request that hypercorn trips over (CONNECT, a path that is no ASCII) costs its stream, not its connection.
+One task reads, and hands out what came. Each request has a task, which only waits: for its body, for the application,
+for room to send. One task writes, and takes all that has gathered since its last write; it alone is in the middle of a
+write, so that a request can be cancelled at any moment and leaves no half frame behind, on which others would build. A
+small answer is put into h2's buffer whole: one write, one TLS record.
+
+What a peer may do, and what becomes of it:
+
+- It resets a request, or leaves: the request's task is cancelled, and its place is free at once.
+- It sends a body that nobody reads, or goes on after the answer: counted for flow control and dropped. A request that
+  was answered before it ended is told to stop (RST_STREAM with NO_ERROR, RFC 9113 section 8.1).
+- It asks after GOAWAY: refused, provably not processed (REFUSED_STREAM). What came before is answered.
+- It asks for what is no request of ours (CONNECT, no path): costs the stream. It breaks HTTP/2: costs the connection.
+- It takes nothing, or opens no window for an answer: costs the connection after `stalled_s`, the stream after
+  ANSWER_TIMEOUT_S.
+- It says HTTP/1.1, or wants to upgrade from it: no such thing, HTTP/2 begins at the first octet.
 """
 
-import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from email.utils import formatdate
+from functools import partial
+from typing import Final
 
 import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
-import h2.stream
-import hpack
 import structlog
 import trio
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.logging import Logger
-from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
-from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.h2 import BufferCompleteError, H2Protocol
-from hypercorn.trio.task_group import TaskGroup, _handle
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
-from hypercorn.utils import wrap_app
-from hyperframe.frame import GoAwayFrame
-from priority.priority import PriorityError
 
+from sdcpd.edge.h2_frames import CLOSE_S, OUTBOX_BYTES, READ_BYTES, Frames
+from sdcpd.edge.identity import Identity
+from sdcpd.edge.transport import Request, Response
 from sdcpd.roles.ports import Clock
 
 log = structlog.get_logger(__name__)
 
-STREAM_WINDOW_BYTES: Final = 1 << 20
-"""What a peer may send on one stream before we have taken it: fills 1 Gbit/s over 8 ms."""
 CONNECTION_WINDOW_BYTES: Final = 8 << 20
-"""The same for all streams of a connection together; also what one peer can make us buffer at most."""
-FRAME_BYTES: Final = 64 << 10
-"""Each frame of a large body costs a turn of the loop; small messages wait behind one."""
-OUTBOX_BYTES: Final = 256 << 10
-"""What may wait behind a write under way; who has more to send waits too."""
-CLOSE_S: Final = 0.5
-"""What a farewell may take."""
+"""What one peer may send before we have taken it, on all streams together."""
 HEADER_LIST_BYTES: Final = 16 << 10
 """Ours have a few hundred octets; a path may have 2048."""
-DEFAULT_WINDOW_BYTES: Final = 65_535
-"""A connection's window until it is opened (RFC 9113 section 6.9.2)."""
+ANSWER_TIMEOUT_S: Final = 120.0
+"""For an answer to be taken. A peer that opens no window for it holds memory; its stream is reset then."""
 
-CONNECTION_FAULTS: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    BufferError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    BufferCompleteError,
-    h2.exceptions.H2Error,
-    hpack.HPACKError,
-    PriorityError,
-    trio.BrokenResourceError,
-    trio.BusyResourceError,
-    trio.ClosedResourceError,
-)
-"""What the stack lets through when a peer provokes it ends that connection, not the process. The list is wide because
-only foreign code is under it: faults of the application do not come this way, hypercorn keeps and logs them."""
+Receive = Callable[[], Awaitable[tuple[bytes, bool]]]
+"""The next piece of a body, and whether more is to come."""
+Send = Callable[[Response], Awaitable[None]]
+"""Takes the answer, and returns when the peer's windows have taken all of it, or never will."""
+App = Callable[[Identity, Request, Receive, Send], Awaitable[None]]
+"""What answers, once. The request has its whole path and no body. Whatever it raises is our own fault."""
 
-
-GONE: Final = "sdcpd.gone"
-"""An ASGI extension: see Inbox.read_no_more."""
+Head = Sequence[tuple[bytes, bytes]]
+CODES: Final = h2.errors.ErrorCodes
 
 
 class Inbox:
-    """What comes for one request, until its application reads no more.
+    """What has come of one body and was not read. It never makes the connection wait.
 
-    It never makes the connection wait. It stays short, since an application reads whatever comes until it has all or
-    enough, and a connection that reads lets it run in between.
+    It stays short, since an application reads whatever comes until it has all or enough, and a connection that reads
+    lets it run in between.
     """
 
     def __init__(self) -> None:
-        self._messages: Final[deque[Any]] = deque()
-        self._some = trio.Event()
-        self._gone: Callable[[], None] | None = None
-        self._has_left = False
+        self.ended = False
+        self._pieces: Final[deque[bytes]] = deque()
+        self._some: trio.Event | None = None
+        self._closed = False
 
-    async def put(self, message: Any) -> None:
-        """From the connection."""
-        if message["type"] == "http.disconnect":
-            self._has_left = True
-            if self._gone is not None:
-                self._gone()
-        if self._gone is None:
-            self._messages.append(message)
-            self._some.set()
+    def put(self, octets: bytes) -> None:
+        if not self._closed:
+            self._pieces.append(octets)
+            self._wake()
 
-    async def receive(self) -> Any:
-        """ASGI's. Suspends only if it must."""
-        while not self._messages:
+    def end(self) -> None:
+        self.ended = True
+        self._wake()
+
+    def close(self) -> None:
+        """Drop whatever is there and whatever comes."""
+        self._closed = True
+        self._pieces.clear()
+
+    async def receive(self) -> tuple[bytes, bool]:
+        """Suspends only if it must."""
+        while not self._pieces and not self.ended:
             self._some = trio.Event()
             await self._some.wait()
-        return self._messages.popleft()
+        octets = self._pieces.popleft() if self._pieces else b""
+        return octets, bool(self._pieces) or not self.ended
 
-    def read_no_more(self, gone: Callable[[], None]) -> None:
-        """Drop whatever else comes; call `gone` when the peer has left or has the whole answer, now if it has."""
-        self._gone = gone
-        self._messages.clear()
-        if self._has_left:
-            gone()
+    def _wake(self) -> None:
+        if self._some is not None:
+            self._some.set()
 
 
-def _no_thread(*_args: Any) -> Any:
-    raise AssertionError("an ASGI application has no use for hypercorn's threads")
+class _Exchange:
+    """One request and its answer."""
+
+    __slots__ = ("answered", "inbox", "left", "number", "rest", "scope")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.inbox = Inbox()
+        self.scope = trio.CancelScope()
+        self.rest = memoryview(b"")  # of the answer's body, not yet in h2's buffer
+        self.answered = False
+        self.left = False  # the peer has reset it
 
 
-class PeerTaskGroup(TaskGroup):
-    """The tasks of one connection; requests get an Inbox."""
-
-    async def spawn_app(self, app: Any, config: Config, scope: Any, send: Any) -> Any:
-        """Start the application for one request; returns where to put its messages."""
-        inbox = Inbox()
-        scope["extensions"][GONE] = inbox.read_no_more
-
-        async def say(message: Any) -> None:
-            if message is None and trio.current_effective_deadline() == -math.inf:
-                return  # hypercorn would answer 500: we are cut off, and nobody knows how far the request got
-            await send(message)
-
-        assert self._nursery is not None, "it is entered"
-        self._nursery.start_soon(_handle, app, config, scope, inbox.receive, say, _no_thread, _no_thread)
-        return inbox.put
-
-
-def _cut(stream: Any) -> None:
-    match stream:
-        case trio.SSLStream():
-            _cut(stream.transport_stream)
-        case trio.StapledStream():
-            _cut(stream.send_stream)
-            _cut(stream.receive_stream)
-        case trio.SocketStream():
-            stream.socket.close()
-        case _:
-            stream.close()  # trio's memory streams
-
-
-class PeerProtocol(H2Protocol):
-    """The frames of one connection."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        settings = h2.settings.SettingCodes
-        self.connection.local_settings = h2.settings.Settings(
-            client=False,
-            initial_values={
-                settings.MAX_CONCURRENT_STREAMS: self.config.h2_max_concurrent_streams,
-                settings.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES,
-                settings.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-                settings.MAX_FRAME_SIZE: FRAME_BYTES,
-            },
-        )
-        self.connection.config.validate_outbound_headers = False  # they are our own
-        self.connection.max_inbound_frame_size = FRAME_BYTES
-        self.connection.decoder.max_header_list_size = HEADER_LIST_BYTES
-        self.retired = False
-        self._heads: Final[dict[int, tuple[Response, bytearray]]] = {}  # answers begun, nothing of them sent yet
-
-    @property
-    def busy(self) -> bool:
-        """Is anything being asked or answered?"""
-        return bool(self.streams) or bool(self.stream_buffers)
-
-    async def initiate(self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None) -> None:
-        """Say our settings and open the connection's window."""
-        await super().initiate(headers, settings)
-        self.connection.increment_flow_control_window(CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
-        await self._flush()
-
-    async def retire(self) -> None:
-        """Take no further request. What was received is answered."""
-        if self.retired or self.closed:
-            return
-        self.retired = True
-        frame = GoAwayFrame(0, last_stream_id=self.connection.highest_inbound_stream_id)
-        await self.send(RawData(data=frame.serialize()))
-
-    async def stream_send(self, event: StreamEvent) -> None:
-        """An answer's parts, from the application. A small answer waits until it is whole."""
-        number = event.stream_id
-        match event:
-            case Response():
-                self._heads[number] = (event, bytearray())
-            case Body() if number in self._heads and len(self._heads[number][1]) + len(event.data) <= FRAME_BYTES:
-                self._heads[number][1].extend(event.data)
-            case EndBody() if number in self._heads and self._fits(number):
-                await self._send_whole(number)
-            case Body() | EndBody() if number in self._heads:
-                head, body = self._heads.pop(number)
-                await super().stream_send(head)
-                if body:
-                    await super().stream_send(Body(stream_id=number, data=bytes(body)))
-                await super().stream_send(event)
-            case StreamClosed():
-                self._heads.pop(number, None)
-                await super().stream_send(event)
-            case _:
-                await super().stream_send(event)
-
-    def _fits(self, number: int) -> bool:
-        """Can the rest of this answer go out in one frame, now?"""
-        size = len(self._heads[number][1])
-        try:
-            window = self.connection.local_flow_control_window(number)
-        except h2.exceptions.ProtocolError:  # the peer has reset the stream: what is sent will be dropped
-            return True
-        return size <= min(window, self.connection.max_outbound_frame_size)
-
-    async def _send_whole(self, number: int) -> None:
-        head, body = self._heads.pop(number)
-        status = (b":status", b"%d" % head.status_code)
-        try:
-            self.connection.send_headers(
-                number, [status, *head.headers, *self.config.response_headers("h2")], end_stream=not body
-            )
-            if body:
-                self.connection.send_data(number, bytes(body), end_stream=True)
-        except h2.exceptions.ProtocolError:
-            pass  # the peer has left
-        if self.stream_buffers.pop(number, None) is not None:
-            self.priority.remove_stream(number)
-        await self._flush()
-
-    async def _handle_events(self, events: list[h2.events.Event]) -> None:
-        for event in events:
-            match event:
-                case h2.events.RequestReceived(stream_id=int(number)):
-                    if self._refused(event):
-                        codes = h2.errors.ErrorCodes
-                        self._reset(number, codes.REFUSED_STREAM if self.retired else codes.PROTOCOL_ERROR)
-                    else:
-                        await self._create_stream(event)
-                case h2.events.DataReceived(
-                    stream_id=int(number), data=bytes(octets), flow_controlled_length=int(size)
-                ):
-                    stream = self.streams.get(number)
-                    if stream is not None:
-                        await stream.handle(Body(stream_id=number, data=octets))
-                    self.connection.acknowledge_received_data(size, number)
-                case h2.events.StreamEnded(stream_id=int(number)):
-                    if number in self.streams:
-                        await self.streams[number].handle(EndBody(stream_id=number))
-                case h2.events.PriorityUpdated():
-                    pass  # deprecated (RFC 9113 section 5.3.2), and a way to fill or tangle hypercorn's tree
-                case _:
-                    await super()._handle_events([event])
-        await self._flush()
-
-    def _refused(self, request: h2.events.RequestReceived) -> bool:
-        fields = dict(request.headers or ())
-        path = bytes(fields.get(b":path", b""))
-        return self.retired or bytes(fields.get(b":method", b"")) == b"CONNECT" or not path.isascii() or not path
-
-    async def _close_stream(self, stream_id: int) -> None:
-        await super()._close_stream(stream_id)
-        stream, buffer = self.connection.streams.get(stream_id), self.stream_buffers.get(stream_id)
-        if buffer is not None and not buffer.complete and not self.closed and stream is not None and not stream.closed:
-            self._reset(stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)  # the application gave up in mid-answer
-            await self._flush()
-        if buffer is not None and (stream is None or stream.closed):
-            await buffer.close()
-            self.priority.unblock(stream_id)  # for the sending task, which then forgets it
-            await self.has_data.set()
-        await self._stop_request(stream_id)
-
-    async def _send_data(self, stream_id: int) -> None:
-        await super()._send_data(stream_id)
-        if stream_id not in self.stream_buffers and stream_id not in self.streams:
-            await self._stop_request(stream_id)
-
-    async def _stop_request(self, number: int) -> None:
-        """When all was answered, more of the request is of no use."""
-        stream = self.connection.streams.get(number)
-        if stream is not None and stream.state_machine.state is h2.stream.StreamState.HALF_CLOSED_LOCAL:
-            self._reset(number, h2.errors.ErrorCodes.NO_ERROR)
-            if not self.closed:
-                await self._flush()
-
-    def _reset(self, number: int, error: h2.errors.ErrorCodes) -> None:
-        with suppress(h2.exceptions.ProtocolError):  # the peer was first
-            self.connection.reset_stream(number, error)
-
-
-class PeerConnection(TCPServer):
-    """One connection, over a stream whose handshake is done and which it closes.
-
-    `state` reaches the application as `scope["state"]`: it says who is calling. A peer that takes none of its answers
-    for `stalled_s` is taken for gone.
-    """
+class PeerConnection:
+    """A connection over a stream whose handshake is done, and which it closes. `identity`: who is calling."""
 
     def __init__(
         self,
-        app: Any,
-        config: Config,
-        context: WorkerContext,
-        state: Any,
+        app: App,
+        identity: Identity,
         stream: trio.abc.Stream,
         clock: Clock,
+        *,
+        streams_limit: int,
         stalled_s: float,
     ) -> None:
-        super().__init__(app, config, context, state, stream)  # type: ignore[arg-type]  # any stream will do
+        self._app: Final = app
+        self._identity: Final = identity
+        self._stream: Final = stream
         self._clock: Final = clock
+        self._streams_limit: Final = streams_limit
         self._stalled_s: Final = stalled_s
-        self._frames: PeerProtocol | None = None
-        self._outbox = bytearray()
-        self._sending = False
-        self._sent: Final = trio.lowlevel.ParkingLot()
-        self._requests_seen = 0
+        self._h2: Final = Frames(client=False)
+        self._exchanges: Final[dict[int, _Exchange]] = {}
+        self._outbox_bytes = 0
+        self._progress: Final = trio.lowlevel.ParkingLot()  # senders of large bodies, until there may be room
+        self._wake = trio.Event()
+        self._scope: Final = trio.CancelScope()
+        self._ending = False  # nothing more is read; what is in the buffer goes out
         self._idle_since = clock.now()
+        self._writing_since: float | None = None
+        self._date = _Date(clock)
         self.retired_at: float | None = None
 
-    async def run(self) -> None:
-        """Serve until either side closes. As TCPServer.run after its handshake. Faults: CONNECTION_FAULTS."""
-        try:
-            async with PeerTaskGroup() as task_group:
-                self._task_group = task_group
-                self._frames = PeerProtocol(
-                    self.app,
-                    self.config,
-                    self.context,
-                    task_group,
-                    ConnectionState(self.state),
-                    True,
-                    None,
-                    None,
-                    self.protocol_send,
-                )
-                self.protocol = self._frames  # type: ignore[assignment]  # without the wrapper that chooses HTTP/1.1
-                await self._frames.initiate()
-                await self._read_data()
-        finally:
-            await self._close()
+    @property
+    def requests(self) -> int:
+        """Those under way."""
+        return len(self._exchanges)
 
     def idle_s(self) -> float:
-        """For how long no request is known to have been under way; asked again and again."""
-        now = self._clock.now()
-        if self._frames is not None and (self._frames.busy or self._frames.keep_alive_requests != self._requests_seen):
-            self._requests_seen = self._frames.keep_alive_requests
-            self._idle_since = now
-        return now - self._idle_since
+        """For how long no request has been under way."""
+        return 0.0 if self._exchanges else self._clock.now() - self._idle_since
 
-    async def protocol_send(self, event: Event) -> None:
-        """As TCPServer's; what can go out together does."""
-        match event:
-            case RawData(data=octets):
-                self._outbox += octets
-                if not self._sending:
-                    await self._send_outbox()
-                elif len(self._outbox) > OUTBOX_BYTES:
-                    await self._sent.park()
-            case Updated():
-                pass  # idle or not: `idle_s` looks by itself
-            case _:
-                await super().protocol_send(event)
-
-    async def _send_outbox(self) -> None:
-        """Send all that is there, and what comes meanwhile. A cancelled request must not take others' frames along."""
-        self._sending = True
+    async def run(self) -> None:
+        """Serve until either side closes."""
+        codes = h2.settings.SettingCodes
+        self._h2.greet(
+            {codes.MAX_CONCURRENT_STREAMS: self._streams_limit, codes.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES},
+            CONNECTION_WINDOW_BYTES,
+        )
         try:
-            while self._outbox:
-                octets, self._outbox = self._outbox, bytearray()
-                with trio.CancelScope(shield=True, relative_deadline=self._stalled_s) as deadline:
-                    await self.stream.send_all(octets)
-                if deadline.cancelled_caught:
-                    self.cut()
-                    await self.protocol.handle(Closed())
-                self._sent.unpark_all()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._outbox.clear()
-            await self.protocol.handle(Closed())
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    async with trio.open_nursery() as requests:
+                        await self._read(requests)
+                        requests.cancel_scope.cancel()
+                    self._ending = True
+                    self._wake.set()
         finally:
-            self._sending = False
-            self._sent.unpark_all()
+            with trio.move_on_after(CLOSE_S, shield=True), suppress(trio.BrokenResourceError):
+                await self._stream.aclose()
+            await trio.aclose_forcefully(self._stream)
 
-    async def retire(self) -> None:
+    def retire(self) -> None:
         """Take no further request; the peer, told so, will close when it has its answers."""
-        if self.retired_at is None and self._frames is not None:
+        if self.retired_at is None:
             self.retired_at = self._clock.now()
-            await self._frames.retire()
+            self._h2.say_goaway()
+            self._wake.set()
 
-    async def _close(self) -> None:
-        """As TCPServer's, and within bounds: a peer that takes nothing does not take our farewell either."""
-        with trio.move_on_after(CLOSE_S):
-            await super()._close()
-        self.cut()
+    def tend(self) -> None:
+        """Drop a peer that takes nothing. Called once in a while."""
+        if self._writing_since is not None and self._clock.now() - self._writing_since >= self._stalled_s:
+            self.cut()
 
     def cut(self) -> None:
-        """Close what is below, now. It ends sends as well, which are shielded from cancellation."""
-        _cut(self.stream)
+        """End it now, whatever is under way."""
+        self._scope.cancel()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                octets = self._h2.data_to_send()
+                if octets:
+                    self._outbox_bytes = 0
+                    self._writing_since = self._clock.now()
+                    await self._stream.send_all(octets)
+                    self._writing_since = None
+                    self._progress.unpark_all()
+                elif self._ending:
+                    return
+                else:
+                    self._wake = trio.Event()
+                    await self._wake.wait()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.cut()
+
+    async def _read(self, requests: trio.Nursery) -> None:
+        """Until the peer has left or breaks the protocol."""
+        try:
+            while octets := await self._stream.receive_some(READ_BYTES):
+                for event in self._h2.receive_data(octets):
+                    self._take(event, requests)
+                self._wake.set()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        except h2.exceptions.H2Error as error:  # h2 has put a GOAWAY with the code into its buffer
+            log.warning("peer connection dropped", fault=str(error))
+
+    def _take(self, event: h2.events.Event, requests: trio.Nursery) -> None:
+        match event:
+            case h2.events.RequestReceived(stream_id=int(number)):
+                self._begin(number, event.headers or (), requests)
+            case h2.events.DataReceived(stream_id=int(number), flow_controlled_length=int(size)):
+                self._h2.acknowledge_received_data(size, number)
+                if number in self._exchanges:
+                    self._exchanges[number].inbox.put(event.data or b"")
+            case h2.events.StreamEnded(stream_id=int(number)):
+                if number in self._exchanges:
+                    self._exchanges[number].inbox.end()
+            case h2.events.StreamReset(stream_id=int(number)):
+                if number in self._exchanges:
+                    self._exchanges[number].left = True
+                    self._exchanges[number].scope.cancel()
+            case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
+                self._progress.unpark_all()
+            case _:
+                pass  # pings, GOAWAY (it closes when it has its answers), trailers, priorities, unknown frames
+
+    def _begin(self, number: int, head: Head, requests: trio.Nursery) -> None:
+        if self.retired_at is not None:
+            self._reset(number, CODES.REFUSED_STREAM)
+            return
+        request = _read_head(head)
+        if request is None:
+            self._reset(number, CODES.PROTOCOL_ERROR)
+            return
+        exchange = self._exchanges[number] = _Exchange(number)
+        requests.start_soon(self._serve, exchange, request)
+
+    async def _serve(self, exchange: _Exchange, request: Request) -> None:
+        """One request, to the last octet of its answer. Its peer's leaving cancels the scope."""
+        try:
+            with exchange.scope:
+                await self._app(self._identity, request, exchange.inbox.receive, partial(self._answer, exchange))
+        finally:
+            del self._exchanges[exchange.number]
+            self._idle_since = self._clock.now()
+            if exchange.left:
+                pass
+            elif not exchange.answered:
+                self._reset(exchange.number, CODES.INTERNAL_ERROR)
+            elif not exchange.inbox.ended:  # more of the request is of no use
+                self._reset(exchange.number, CODES.NO_ERROR)
+
+    async def _answer(self, exchange: _Exchange, response: Response) -> None:
+        """Suspends only for an answer that is too large for the windows or the outbox."""
+        exchange.inbox.close()
+        self._send_head(exchange, response)
+        if exchange.rest:
+            with trio.move_on_after(ANSWER_TIMEOUT_S):
+                while exchange.rest:
+                    await self._progress.park()
+                    self._send_some(exchange)
+        exchange.answered = not exchange.rest
+
+    def _send_head(self, exchange: _Exchange, response: Response) -> None:
+        """The whole answer if it is small and the windows are open."""
+        fields = [(b":status", b"%d" % response.status)]
+        fields += [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
+        if response.status not in (204, 304) and "content-length" not in response.headers:  # HEAD says it, without a body
+            fields.append((b"content-length", b"%d" % len(response.body)))
+        fields.append((b"date", self._date.text()))
+        with suppress(h2.exceptions.ProtocolError):  # the peer has reset the stream: we are about to hear of it
+            self._h2.send_headers(exchange.number, fields, end_stream=not response.body)
+        exchange.rest = memoryview(response.body)
+        self._send_some(exchange)
+
+    def _send_some(self, exchange: _Exchange) -> None:
+        """Move as much of the body into h2's buffer as windows and the outbox allow."""
+        try:
+            while exchange.rest:
+                window = self._h2.local_flow_control_window(exchange.number)
+                room = OUTBOX_BYTES - self._outbox_bytes
+                size = min(len(exchange.rest), window, self._h2.max_outbound_frame_size, room)
+                if size <= 0:
+                    break
+                self._h2.send_data(exchange.number, exchange.rest[:size], end_stream=size == len(exchange.rest))
+                exchange.rest = exchange.rest[size:]
+                self._outbox_bytes += size
+        except h2.exceptions.ProtocolError:  # as above
+            exchange.rest = memoryview(b"")
+        self._wake.set()
+
+    def _reset(self, number: int, error: h2.errors.ErrorCodes) -> None:
+        with suppress(h2.exceptions.ProtocolError):  # the peer was first, or the connection is broken
+            self._h2.reset_stream(number, error)
+        self._wake.set()
 
 
-class _Log(Logger):
-    """hypercorn's log as ours. Requests are counted by the dispatcher, which knows what must not be logged."""
+class _Date:
+    """The field Date, which every answer of a server with a clock has (RFC 9110 section 6.6.1), made once a second."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.error_logger = None
+    def __init__(self, clock: Clock) -> None:
+        self._clock: Final = clock
+        self._until = clock.now()
+        self._text = b""
 
-    async def access(self, *_args: Any) -> None:
-        return
-
-    async def exception(self, message: str, *_args: Any, **_kwargs: Any) -> None:
-        log.exception("peer server", message=message)
-
-
-def hypercorn_config(streams_per_connection: int) -> Config:
-    """What of hypercorn's configuration has a say here."""
-    config = Config()
-    config.logger_class = _Log
-    config.accesslog = None
-    config.errorlog = None
-    config.include_server_header = False
-    config.h2_max_concurrent_streams = streams_per_connection
-    return config
+    def text(self) -> bytes:
+        now = self._clock.now()
+        if now >= self._until:
+            self._text, self._until = formatdate(usegmt=True).encode(), now + 1
+        return self._text
 
 
-def wrap_peer_app(app: Any) -> Any:
-    """An ASGI application as hypercorn's stack calls it."""
-    return wrap_app(app, 0, "asgi")
-
-
-__all__ = [
-    "CONNECTION_FAULTS",
-    "GONE",
-    "PeerConnection",
-    "WorkerContext",
-    "hypercorn_config",
-    "wrap_peer_app",
-]
+def _read_head(head: Head) -> Request | None:
+    """The request without its body; None for what is none of ours. h2 has seen to the rules of HTTP."""
+    method = path = ""
+    fields: dict[str, str] = {}
+    for raw_name, raw_value in head:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        match name:
+            case ":method":
+                method = value
+            case ":path":
+                path = value
+            case ":scheme" | ":authority":
+                pass  # one server, whatever it is called
+            case _:  # a repeated field is one list (RFC 9110 section 5.3)
+                fields[name] = f"{fields[name]}, {value}" if name in fields else value
+    if method == "CONNECT" or not path or not path.isascii():
+        return None
+    path, _, query = path.partition("?")
+    return Request(method=method, path=path, query=query, headers=fields)

@@ -5,7 +5,7 @@
 - *Handshake*: TLS 1.3 with a client certificate, within a deadline. Few run at once; when one more comes, the oldest
   gives way. Whoever opens connections and says nothing (slow loris) thus pushes out his own, since a peer that speaks
   is done in milliseconds.
-- *Served*: by hypercorn's HTTP/2 (h2_server.py), with the certificate's identity in the connection's state.
+- *Served*: by h2_server.py, which is handed the certificate's identity with the stream.
 - *Retired*: told that no further request is taken (GOAWAY). What is under way is answered, then the peer closes; if it
   does not, we do, a moment later: closing at once could destroy an answer that is still on its way. This is how idle
   connections end, how all end at a stop (within `grace_s`), and how peers come to use renewed certificates (`retire`).
@@ -22,14 +22,7 @@ import structlog
 import trio
 from msgspec import Struct
 
-from sdcpd.edge.asgi import IDENTITY, PeerApp
-from sdcpd.edge.h2_server import (
-    CONNECTION_FAULTS,
-    PeerConnection,
-    WorkerContext,
-    hypercorn_config,
-    wrap_peer_app,
-)
+from sdcpd.edge.h2_server import App, PeerConnection
 from sdcpd.edge.identity import CertifiedIdentity, ClaimedIdentity, Identity, certificate_names
 from sdcpd.edge.tls import ALPN, Tls
 from sdcpd.edge.wire_settings import PeerServerSettings, is_loopback, split_listen
@@ -62,16 +55,14 @@ class PeerBound(Struct, frozen=True):
 class PeerServer:
     """Serves the application until stopped. `run` once. Without `tls` the settings must allow it."""
 
-    def __init__(self, app: PeerApp, settings: PeerServerSettings, clock: Clock, tls: Tls | None) -> None:
+    def __init__(self, app: App, settings: PeerServerSettings, clock: Clock, tls: Tls | None) -> None:
         """Raises ValueError for TLS together with `insecure_loopback`, or neither."""
         if settings.insecure_loopback == (tls is not None):
             raise ValueError("the SDCP port wants either TLS files or insecure_loopback = true")
-        self._app: Final = wrap_peer_app(app)
+        self._app: Final = app
         self._settings: Final = settings
         self._clock: Final = clock
         self._tls: Final = tls
-        self._config: Final = hypercorn_config(settings.streams_per_connection)
-        self._context: Final = WorkerContext(None)
         self._stopping: Final = trio.Event()
         self._handshakes: Final[dict[trio.CancelScope, None]] = {}  # oldest first
         self._connections: Final[dict[PeerConnection, None]] = {}
@@ -108,7 +99,7 @@ class PeerServer:
             _close(open_listeners)
             raise
         async with trio.open_nursery() as guard:
-            guard.start_soon(self._tend, guard)
+            guard.start_soon(self._tend)
             async with trio.open_nursery() as connections:
                 try:
                     async with trio.open_nursery() as accepting:
@@ -119,8 +110,6 @@ class PeerServer:
                         accepting.cancel_scope.cancel()
                 finally:
                     _close(open_listeners)
-                    if not self._stopping.is_set():  # cancelled
-                        self._cut()
                 for handshake in self._handshakes:
                     handshake.cancel()
                 guard.start_soon(self._cut_after_grace, connections.cancel_scope)
@@ -130,18 +119,15 @@ class PeerServer:
         """Serve HTTP/2 on a stream whose handshake is done, until either side ends it. Closes it."""
         connection = PeerConnection(
             self._app,
-            self._config,
-            self._context,
-            {IDENTITY: identity},
+            identity,
             stream,
             self._clock,
-            self._settings.stalled_peer_timeout_s,
+            streams_limit=self._settings.streams_per_connection,
+            stalled_s=self._settings.stalled_peer_timeout_s,
         )
         self._connections[connection] = None
         try:
             await connection.run()
-        except* CONNECTION_FAULTS as group:
-            log.warning("peer connection dropped", faults=sorted({type(fault).__name__ for fault in _leaves(group)}))
         finally:
             del self._connections[connection]
 
@@ -204,17 +190,18 @@ class PeerServer:
                 self._handshakes.pop(scope, None)
         return "it did not come to an end in time, or gave way to newer ones"
 
-    async def _tend(self, nursery: trio.Nursery) -> None:
+    async def _tend(self) -> None:
         """Retire connections, and close retired ones."""
         while True:
             stopping, now = self._stopping.is_set(), self._clock.now()
-            for connection in list(self._connections):
+            for connection in self._connections:
+                connection.tend()
                 idle_s = connection.idle_s()
                 if connection.retired_at is not None:
                     if min(idle_s, now - connection.retired_at) >= LINGER_S:
                         connection.cut()
                 elif stopping or self._retire_all or idle_s >= self._settings.idle_connection_timeout_s:
-                    nursery.start_soon(_retire, connection)
+                    connection.retire()
             self._retire_all = False
             if stopping:
                 await self._clock.sleep_until(now + TEND_S)
@@ -223,16 +210,8 @@ class PeerServer:
                     await self._stopping.wait()
 
     async def _cut_after_grace(self, connections: trio.CancelScope) -> None:
-        try:
-            await self._clock.sleep_until(self._clock.now() + self._settings.grace_s)
-        finally:  # also when cancelled: whoever stops us waits no longer
-            self._cut()
-            connections.cancel()
-
-    def _cut(self) -> None:
-        """Close all streams: hypercorn shields its sends from cancellation, but a closed stream ends them."""
-        for connection in self._connections:
-            connection.cut()
+        await self._clock.sleep_until(self._clock.now() + self._settings.grace_s)
+        connections.cancel()
 
 
 class _LineBudget:
@@ -254,13 +233,6 @@ class _LineBudget:
         return left_out if self._taken <= LINES_PER_S else None
 
 
-async def _retire(connection: PeerConnection) -> None:
-    try:
-        await connection.retire()
-    except* CONNECTION_FAULTS:
-        connection.cut()
-
-
 async def _send_alert(stream: trio.SSLStream[trio.SocketStream]) -> None:
     """What OpenSSL has to say about a failed handshake, which trio leaves unsent: the peer should learn the reason.
 
@@ -278,10 +250,3 @@ async def _send_alert(stream: trio.SSLStream[trio.SocketStream]) -> None:
 def _close(listeners: Sequence[trio.SocketListener]) -> None:
     for listener in listeners:
         listener.socket.close()
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for item in group.exceptions:
-        found.extend(_leaves(item) if isinstance(item, BaseExceptionGroup) else [item])
-    return found

@@ -109,12 +109,6 @@ class Route(Struct, frozen=True):
     body_limit_bytes: int
     call: Callable[[Any, Call], Awaitable[Response]]
 
-    def matches(self, path: str) -> bool:
-        wanted, found = self.pattern.split("/"), path.split("/")
-        return len(wanted) == len(found) and all(
-            want == have or (want == "*" and have != "") for want, have in zip(wanted, found, strict=True)
-        )
-
 
 def answer(message: Struct, status: int = 200, **headers: str) -> Response:
     """A message as a response; nothing SDCP answers may be kept by a cache on the way (decision 38)."""

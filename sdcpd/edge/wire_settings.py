@@ -22,7 +22,7 @@ class PeerServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_field
     handshake_timeout_s: SecondsSetting = 5
     """Several round trips to the far side of the earth, and a loss."""
     streams_per_connection: Annotated[int, Meta(ge=1, le=900)] = 512
-    """Requests under way on one connection. hypercorn's tree of streams holds 1000."""
+    """Requests under way on one connection: h2 counts them all for each new one."""
     idle_connection_timeout_s: SecondsSetting = 300
     """Above the time at which our own client drops an idle connection, so that it never uses a dying one."""
     stalled_peer_timeout_s: SecondsSetting = 30

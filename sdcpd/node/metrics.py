@@ -112,6 +112,7 @@ class RegistryMeters:
         self._registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._children: dict[tuple[object, ...], Counter] = {}  # the library's own look-up by labels takes a lock
         for metric in METRICS:
             name = PREFIX + metric.name
             if metric.kind == "counter":
@@ -124,8 +125,14 @@ class RegistryMeters:
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         """Raise a counter by `amount` >= 0."""
         assert name in self._counters, f"no counter named {name}; node/metrics.py lists them"
-        counter = self._counters[name]
-        (counter.labels(**labels) if labels else counter).inc(amount)
+        if not labels:
+            self._counters[name].inc(amount)
+            return
+        series = (name, *labels.items())
+        child = self._children.get(series)
+        if child is None:
+            child = self._children[series] = self._counters[name].labels(**labels)
+        child.inc(amount)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add one observation to a histogram."""

@@ -32,7 +32,7 @@ from sdcpd.roles.ports import (
 )
 from sdcpd.roles.verifier_meters import count_round
 from sdcpd.roles.verifier_settings import VerifierSettings
-from sdcpd.roles.waits import Changes, within
+from sdcpd.roles.waits import Alarm, Changes, within
 
 CREATE_TRIES = 3
 
@@ -63,6 +63,7 @@ class Hosted:
         self.machine: Session | None = None
         self.refused: Problem | None = None  # why the open failed
         self.changes = Changes()
+        self._alarm = Alarm(ports.clock, self.changes.notify)
         self.started_at = ports.clock.now()
         self.ended_at: float | None = None
         self._instance = instance
@@ -156,12 +157,14 @@ class Hosted:
         """Own the session from its admission to its end here; `on_end` is called once its KV is free."""
         try:
             if await self._open():
-                async with trio.open_nursery() as nursery:
+                async with trio.open_nursery() as nursery, trio.open_nursery() as deadlines:
                     nursery.start_soon(self._outbox.run)
+                    deadlines.start_soon(self._alarm.run)
                     await self._keep_log()
                     self.free_kv()
                     on_end(self)
                     self._outbox.close()
+                    deadlines.cancel_scope.cancel()
             else:
                 self.free_kv()
                 on_end(self)
@@ -242,8 +245,11 @@ class Hosted:
                     committed=machine.prefix.at.committed,
                 )
                 return
-            await self.changes.wait_until(clock, machine.next_deadline())
-            machine.expire(clock.now(), self._load())
+            self._alarm.set(machine.next_deadline())
+            await self.changes.wait()
+            due, now = machine.next_deadline(), clock.now()
+            if due is not None and due <= now:
+                machine.expire(now, self._load())
 
     async def _append(self, machine: Session, append: Append) -> None:
         """One try to append, and its settlement. Returns with the record settled, or to be tried again, or lost."""

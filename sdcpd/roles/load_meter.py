@@ -20,20 +20,30 @@ class LoadMeter:
 
     def __init__(self, full_rows: int) -> None:
         self.full_rows = full_rows
-        self._passes: deque[tuple[float, float, int]] = deque()
+        self._passes: deque[tuple[float, float, float]] = deque()  # start, end, share of full rows; one after the other
+        self._busy_s = 0.0  # sum over them of share times duration: asked some times a round, so nothing is walked
 
     def passed(self, start: float, end: float, rows: int) -> None:
-        self._passes.append((start, end, rows))
-        while self._passes and self._passes[0][1] < end - WINDOW_S:
-            self._passes.popleft()
+        share = min(1.0, rows / self.full_rows)
+        self._passes.append((start, end, share))
+        self._busy_s += share * (end - start)
+        self._forget(end - WINDOW_S)
 
     def percent(self, now: float, held_pages: int, pages: int) -> int:
-        weighted = 0.0
-        for start, end, rows in self._passes:
-            seen = min(end, now) - max(start, now - WINDOW_S)
-            if seen > 0:
-                weighted += seen * min(1.0, rows / self.full_rows)
-        return min(100, max(int(100 * weighted / WINDOW_S), 100 * held_pages // pages))
+        self._forget(now - WINDOW_S)
+        busy_s = self._busy_s
+        if self._passes and self._passes[0][0] < now - WINDOW_S:  # only the oldest can reach out of the window
+            start, _, share = self._passes[0]
+            busy_s -= share * (now - WINDOW_S - start)
+        return min(100, max(int(100 * busy_s / WINDOW_S), 100 * held_pages // pages))
+
+    def _forget(self, before: float) -> None:
+        passes = self._passes
+        while passes and passes[0][1] <= before:
+            start, end, share = passes.popleft()
+            self._busy_s -= share * (end - start)
+        if not passes:
+            self._busy_s = 0.0  # what rounding has left
 
 
 async def measure_full_rows(engine: Engine, clock: Clock) -> int:

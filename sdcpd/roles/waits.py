@@ -1,5 +1,6 @@
 """Waiting in roles: for a change, up to a moment of the role's own clock."""
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -38,6 +39,33 @@ class Changes:
             nursery.start_soon(sleep)
             await event.wait()
             nursery.cancel_scope.cancel()
+
+
+class Alarm:
+    """Rings at a moment that moves with each round, mostly away: setting it costs nothing unless it comes nearer."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._at = math.inf
+        self._sleeps_until = math.inf
+        self._sleep = trio.CancelScope()
+
+    def set(self, at: float | None) -> None:
+        """From now on `at` is the moment; None for never."""
+        self._at = math.inf if at is None else at
+        if self._at < self._sleeps_until:
+            self._sleep.cancel()
+
+    async def run(self) -> None:
+        """Until cancelled. A moment that has come is forgotten with its ring."""
+        while True:
+            if self._at <= self._clock.now():
+                self._at = math.inf
+                self._ring()
+            self._sleeps_until = self._at
+            with trio.CancelScope() as self._sleep:
+                await self._clock.sleep_until(self._at)
 
 
 async def within(limit_s: float, call: Callable[[], Awaitable[T]]) -> T | Unreachable:

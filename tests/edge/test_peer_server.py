@@ -11,7 +11,7 @@ import pytest
 import structlog
 import trio
 
-from sdcpd.edge.asgi import PeerApp
+from sdcpd.edge.peer_app import PeerApp
 from sdcpd.edge.peer_server import PeerListenFailed, PeerServer
 from sdcpd.edge.tls import Tls
 from sdcpd.edge.transport import Request, Response

@@ -13,7 +13,7 @@ import trio
 from sdcpd.cache.files import RealFiles
 from sdcpd.cache.refs import log_reference
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.edge.asgi import Mount
+from sdcpd.edge.peer_app import Mount
 from sdcpd.edge.dispatch import (
     Dispatcher,
     cache_dispatcher,

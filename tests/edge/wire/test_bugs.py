@@ -9,8 +9,8 @@ from typing import Any, cast
 import cbor2
 import trio
 
-from sdcpd.edge.asgi import Mount
 from sdcpd.edge.dispatch import router_dispatcher, verifier_dispatcher
+from sdcpd.edge.peer_app import Mount
 from sdcpd.edge.peers import PeerClient
 from sdcpd.edge.problem_body import refusal
 from sdcpd.edge.transport import Request

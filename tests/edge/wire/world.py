@@ -7,8 +7,8 @@ from typing import Any
 import trio
 from trio.testing import memory_stream_pair
 
-from sdcpd.edge.asgi import Mount, PeerApp
 from sdcpd.edge.identity import CertificateNames, CertifiedIdentity, Identity
+from sdcpd.edge.peer_app import Mount, PeerApp
 from sdcpd.edge.peer_server import PeerBound, PeerServer
 from sdcpd.edge.tls import Tls
 from sdcpd.edge.transport import Handler, Request, Response, TransportError

@@ -1,4 +1,4 @@
-"""The ASGI skin over the dispatchers of a node's roles, on one port.
+"""What the SDCP port answers with: the dispatchers of a node's roles, on one port.
 
 A request's path begins with the path of a role's base URI (`/verifier/`), which chooses the role; the connection's
 identity and the field `sdcpd-as` say who is calling (identity.py). The body is collected under the cap of its route:
@@ -6,20 +6,20 @@ what goes beyond is not read, and the dispatcher, shown the one octet too many, 
 resource, no such method, not for this role, too large). All refusals are problem details.
 
 The task of a request only waits (style rule 9): when its peer leaves, by a reset stream or a lost connection, it is
-cancelled, and with it the handler's wait, nothing else.
+cancelled (h2_server.py), and with it the handler's wait, nothing else.
 
 An exception of a handler is our own fault. The dispatcher has logged it; the peer is told 500 and no more; and it goes
 to `on_failure`, by which the node takes it to the role's nursery and ends (style rule 7). `Failures` is one way.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final
 
 import trio
 from msgspec import Struct
 
-from sdcpd.edge.h2_server import GONE
-from sdcpd.edge.identity import AS_FIELD
+from sdcpd.edge.h2_server import Receive, Send
+from sdcpd.edge.identity import AS_FIELD, Identity
 from sdcpd.edge.problem_body import problem_response
 from sdcpd.edge.transport import REQUESTS_LIMIT, Handler, Request, Response
 from sdcpd.protocol.problems import Overloaded, Problem, UnknownResource
@@ -28,13 +28,6 @@ BODIES_LIMIT_BYTES: Final = 256 << 20
 """Bodies of all requests under way together; one that would go beyond is answered 503."""
 BODY_TIMEOUT_S: Final = 60.0
 """For a whole body. The largest objects arrive in less over 1 Gbit/s; who dribbles holds memory."""
-ANSWER_TIMEOUT_S: Final = 120.0
-"""For an answer to be taken. A peer that opens no window for it holds memory; its stream is reset then."""
-IDENTITY: Final = "identity"
-"""Key of the connection's Identity in the state that the server hands in."""
-
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 
 class RequestTimeout(Problem):
@@ -81,7 +74,7 @@ class Failures:
 
 
 class PeerApp:
-    """The ASGI application of the SDCP port. Roles can be added and taken away while it serves."""
+    """The application of the SDCP port. Roles can be added and taken away while it serves."""
 
     def __init__(self, on_failure: Callable[[Exception], None], mounts: Sequence[Mount] = ()) -> None:
         self._on_failure: Final = on_failure
@@ -107,70 +100,53 @@ class PeerApp:
         """Requests that are being read, handled or answered."""
         return self._under_way
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] != "http":
-            return  # a WebSocket request; the server refuses it
+    async def __call__(self, identity: Identity, head: Request, receive: Receive, send: Send) -> None:
+        """Answer one request, whose body is taken from `receive`."""
         body = _Body()
         self._under_way += 1
         try:
-            with trio.CancelScope() as wait:
-                await self._serve(scope, receive, send, body, wait)
+            try:
+                response = await self._answer(identity, head, receive, body)
+            except Problem as problem:
+                response = problem_response(problem, head.headers.get("accept", ""))
+            await send(response)
         finally:
             self._under_way -= 1
             self._bodies_bytes -= body.size
 
-    async def _serve(self, scope: Any, receive: Receive, send: Send, body: "_Body", wait: trio.CancelScope) -> None:
-        """One request, to the last octet of its answer. Its peer's leaving cancels `wait`."""
+    async def _answer(self, identity: Identity, head: Request, receive: Receive, body: "_Body") -> Response:
+        """Raises Problem."""
+        mount = self._mount(head.path)
+        peer = identity.caller(head.headers.get(AS_FIELD))
+        path = head.path[len(mount.prefix) :]
+        await self._collect(receive, mount.body_limit_bytes(head.method, path), body)
         try:
-            mount, request = self._open(scope)
-            peer = scope["state"][IDENTITY].caller(request.headers.get(AS_FIELD))
-            if not await self._collect(receive, mount.body_limit_bytes(request.method, request.path), body):
-                return  # the peer has left already
-        except Problem as problem:
-            scope["extensions"][GONE](wait.cancel)
-            await _answer(send, problem_response(problem, _accept(scope)))
-            return
-        scope["extensions"][GONE](wait.cancel)
-        try:
-            asked = Request(request.method, request.path, request.query, request.headers, body.octets())
-            response = await mount.handler(peer, asked)
+            return await mount.handler(peer, Request(head.method, path, head.query, head.headers, body.octets()))
         except Exception as error:
             self._on_failure(error)
-            await _answer(send, problem_response(ServerFault("this node has failed"), _accept(scope)))
-            raise
-        await _answer(send, response)
+            raise ServerFault("this node has failed") from error
 
-    def _open(self, scope: Any) -> tuple[Mount, Request]:
-        """The role that is asked, and the request without its body. Raises Problem."""
+    def _mount(self, path: str) -> Mount:
+        """The role that is asked. Raises Problem."""
         if self._under_way > REQUESTS_LIMIT:
             raise Overloaded("too many requests are under way", retry_after_s=1)
-        path = scope["raw_path"].decode("ascii")
         for prefix, mount in self._mounts.items():
             if path.startswith(prefix):
-                request = Request(
-                    method=scope["method"],
-                    path=path[len(prefix) :],
-                    query=scope["query_string"].decode("latin-1"),
-                    headers=_fields(scope["headers"]),
-                )
-                return mount, request
+                return mount
         raise UnknownResource("no such resource")
 
-    async def _collect(self, receive: Receive, limit_bytes: int, body: "_Body") -> bool:
-        """Take the body up to the first octet beyond the limit; False when the peer left. Raises Problem."""
+    async def _collect(self, receive: Receive, limit_bytes: int, body: "_Body") -> None:
+        """Take the body up to the first octet beyond the limit. Raises Problem."""
         with trio.move_on_after(BODY_TIMEOUT_S):
             while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return False
-                piece: bytes = message["body"][: limit_bytes + 1 - body.size]
+                octets, more = await receive()
+                piece = octets[: limit_bytes + 1 - body.size]
                 if piece:
                     body.pieces.append(piece)
                     body.size += len(piece)
                     self._bodies_bytes += len(piece)
-                if not message["more_body"] or body.size > limit_bytes:
-                    return True
+                if not more or body.size > limit_bytes:
+                    return
                 if self._bodies_bytes > BODIES_LIMIT_BYTES:
                     raise Overloaded("too many bodies are under way", retry_after_s=1)
         raise RequestTimeout(f"the body has not arrived within {BODY_TIMEOUT_S:.0f} s")
@@ -185,25 +161,3 @@ class _Body:
 
     def octets(self) -> bytes:
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-
-
-async def _answer(send: Send, response: Response) -> None:
-    headers = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
-    if response.status not in (204, 304) and "content-length" not in response.headers:  # HEAD says it without a body
-        headers.append((b"content-length", b"%d" % len(response.body)))
-    with trio.move_on_after(ANSWER_TIMEOUT_S):
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        await send({"type": "http.response.body", "body": response.body, "more_body": False})
-
-
-def _accept(scope: Any) -> str:
-    return _fields(scope["headers"]).get("accept", "")
-
-
-def _fields(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Header fields by lower-case name; a repeated field is one list (RFC 9110 section 5.3)."""
-    fields: dict[str, str] = {}
-    for raw_name, raw_value in pairs:
-        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-        fields[name] = f"{fields[name]}, {value}" if name in fields else value
-    return fields

@@ -11,14 +11,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from sdcpd.edge.transport import LoopbackNetwork, Request, Response
+from sdcpd.edge.transport import Request, Response
 from sdcpd.protocol.commit_log import CommitRecord, EndRecord, FenceRecord, read_records
 from sdcpd.protocol.encoding import MEDIA_TYPE
 from sdcpd.protocol.ladder import Ladder
 from sdcpd.roles.generation import GenerationRequest
-from sdcpd.roles.ports import Peer
 from tests.support import schema
 from tests.support.cluster import MODEL, OracleSource, running_cluster
+from tests.support.tap import listen
 from tests.support.toy_engine import VOCABULARY, greedy
 
 BODIES = {
@@ -88,13 +88,7 @@ async def test_whatever_a_cluster_says_validates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """A wrong drafter climbs the ladder, one dies, a client leaves, a session fails: all messages and records."""
-    tap = Tap()
-    carry = LoopbackNetwork.carry
-
-    async def tapped(self: LoopbackNetwork, caller: Peer, base_uri: str, request: Request) -> Response:
-        response = await carry(self, caller, base_uri, request)
-        tap.exchange(request, response)
-        return response
+    heard = listen(monkeypatch)
 
     def half_right(context: Sequence[int], limit: int) -> list[int]:
         tokens = greedy(context, limit)
@@ -103,7 +97,6 @@ async def test_whatever_a_cluster_says_validates(
     def wrong(context: Sequence[int], limit: int) -> list[int]:
         return [(token + 1) % VOCABULARY for token in greedy(context, limit)]
 
-    monkeypatch.setattr(LoopbackNetwork, "carry", tapped)
     ladder = Ladder(fallback=("reduce", "switch", "self_decode", "fail"), low_rounds=1, self_max=3)
     with trio.fail_after(1000):
         async with running_cluster(
@@ -116,6 +109,9 @@ async def test_whatever_a_cluster_says_validates(
                 async for _ in generation.pages():
                     break
             await trio.sleep(30)
+    tap = Tap()
+    for exchange in heard:
+        tap.exchange(exchange.request, exchange.response)
     expected = {
         "session-open",
         "session-state",

@@ -80,7 +80,7 @@ def test_c_counts_low_rounds_in_a_row() -> None:
 
 
 def test_at_r_the_ladder_is_applied_and_c_reset() -> None:
-    """ "When c reaches R, the verifier applies entry j of the fallback list ..., then resets c to zero." """
+    """ "When c reaches R, the verifier applies entry j of the fallback list ... then resets c to zero." """
     bench = ladder(REDUCE, REDUCE, FAIL, low_rounds=2)
     verdicts = [bench.low() for _ in range(4)]
     assert [verdict.action for verdict in verdicts] == [0, 1, 0, 1]

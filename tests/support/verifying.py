@@ -115,7 +115,8 @@ class Verifying:
         return self.session.scored(self.work.ticket, best[: len(self.work.tokens)], load=load)
 
     def append(self, fate: str = "answered") -> Settled | Append | Stopped | None:
-        """Append what waits, with this fate: "answered", "unanswered" (written) or "lost" (not written).
+        """Append what waits, with this fate: "answered", "unanswered" (written), "lost" (not written), or "overtaken"
+        (written and unanswered, and fenced before anybody looks).
 
         A fence makes the store refuse, which is settled by reading the log. None when nothing waits.
         """
@@ -126,6 +127,8 @@ class Verifying:
         refused = append.if_match != log_tag(self.log) or max(fences, default=0) > append.epoch
         if fate != "lost" and not refused:
             self.log.append(append.octets)
+        if fate == "overtaken":
+            self.fence()
         if fate == "answered" and not refused:
             return self.session.appended(log_tag(self.log), self.now)
         return self.session.append_unknown(b"".join(self.log), self.now)

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write the answers of tests/scenarios/*.txt anew")
+
+
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The demo model's Hugging Face folder, in the user's cache; made there if it is missing (mark: `model`)."""

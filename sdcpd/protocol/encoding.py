@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from sdcpd.protocol.messages import Assignment, Contract, SessionOpen
 from sdcpd.protocol.problems import BadContract, IllFormed
+from sdcpd.protocol.terms import Uint
 
 MEDIA_TYPE: Final = "application/sdcp+cbor"
 DEPTH_LIMIT: Final = 16
@@ -46,7 +47,7 @@ def encode_tokens(tokens: tuple[int, ...]) -> bytes:
 
 def decode_tokens(octets: bytes) -> tuple[int, ...]:
     """Inverse of `encode_tokens`. Raises IllFormed."""
-    return decode_item(octets, tuple[int, ...])
+    return decode_item(octets, tuple[Uint, ...])
 
 
 def decode(octets: bytes, kind: type[M]) -> M:

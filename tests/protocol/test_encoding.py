@@ -157,3 +157,10 @@ def test_token_objects_round_trip(tokens: tuple[int, ...]) -> None:
     """The content of a prompt or committed_tokens object is the array that could have stood inline (decision 25)."""
     assert encoding.decode_tokens(encoding.encode_tokens(tokens)) == tokens
     assert encoding.encode_tokens(tokens) == cbor2.dumps(list(tokens))
+
+
+@pytest.mark.parametrize("item", [[-1], [1.0], [True], ["1"], 1, {}, [cbor2.CBORTag(2, b"\x01")]])
+def test_token_objects_hold_nothing_but_tokens(item: object) -> None:
+    """A negative number would not fit uint32() of the digest chain, and whoever hashed it would be the one to fall."""
+    with pytest.raises(IllFormed):
+        encoding.decode_tokens(cbor2.dumps(item))

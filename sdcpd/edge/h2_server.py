@@ -280,7 +280,7 @@ class PeerConnection:
         """The whole answer if it is small and the windows are open."""
         fields = [(b":status", b"%d" % response.status)]
         fields += [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
-        if response.status not in (204, 304) and "content-length" not in response.headers:  # HEAD says it, without a body
+        if response.status not in (204, 304) and "content-length" not in response.headers:  # HEAD says its own
             fields.append((b"content-length", b"%d" % len(response.body)))
         fields.append((b"date", self._date.text()))
         with suppress(h2.exceptions.ProtocolError):  # the peer has reset the stream: we are about to hear of it

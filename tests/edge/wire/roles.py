@@ -30,7 +30,7 @@ from sdcpd.protocol.messages import Assignment, Contract, SessionOpen
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
-from sdcpd.roles.ports import Appended, AppendOutcome, Objects, Peer, Ports, ReadOutcome, TagMismatch
+from sdcpd.roles.ports import Appended, AppendOutcome, Objects, Peer, Ports, TagMismatch
 from sdcpd.roles.router import Router
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
 from sdcpd.roles.verifier import Verifier
@@ -39,7 +39,7 @@ from tests.edge.wire.pki import Authority
 from tests.edge.wire.world import Served, TlsWorld, tls_world
 from tests.support.cluster import OracleSource
 from tests.support.messages import DRAFTER, SESSION, TARGET, TOKENIZER, assignment, contract, first_digest, session_open
-from tests.support.ports import CountingMeters, InlineWorkers, SeededRandomness, TrioClock
+from tests.support.ports import CountingMeters, InlineWorkers, MemoryLogs, SeededRandomness, TrioClock
 from tests.support.toy_engine import VOCABULARY, ToyEngine, greedy
 
 ROLES = ("router", "verifier", "drafter", "cache")
@@ -85,36 +85,28 @@ class RolesWorld:
         )
 
 
-class TalliedLogs(Objects):
+class TalliedLogs(MemoryLogs):
     """Commit logs of which only the number of records and the tag are kept, so that long ones cost nothing."""
 
     def __init__(self) -> None:
-        self.records: dict[str, int] = {}
+        super().__init__()
+        self.appended: dict[str, int] = {}
         self._hashes: dict[str, Any] = {}
 
-    async def create_log(self, ref: str, epoch: int) -> AppendOutcome:
+    async def create_log(self, ref: str, epoch: int, record: bytes = b"") -> AppendOutcome:
         await trio.lowlevel.checkpoint()
-        if ref in self.records:
+        if ref in self.appended:
             return TagMismatch()
-        self.records[ref], self._hashes[ref] = 0, sha256()
+        self.appended[ref], self._hashes[ref] = 0, sha256()
         return Appended(tag=self._tag(ref))
 
     async def append(self, ref: str, record: bytes, *, epoch: int, if_match: str) -> AppendOutcome:
         await trio.lowlevel.checkpoint()
         if if_match != self._tag(ref):
             return TagMismatch()
-        self.records[ref] += 1
+        self.appended[ref] += 1
         self._hashes[ref].update(record)
         return Appended(tag=self._tag(ref))
-
-    async def read_log(self, ref: str) -> ReadOutcome:
-        raise AssertionError("nothing is lost here, so nobody reads")
-
-    async def publish(self, ref: str, octets: bytes, *, ttl_ms: int) -> AppendOutcome:
-        raise AssertionError("the verifier publishes nothing")
-
-    async def fetch(self, ref: str) -> ReadOutcome:
-        raise AssertionError("prompts are inline")
 
     def _tag(self, ref: str) -> str:
         return f'"{self._hashes[ref].hexdigest()}"'

@@ -12,8 +12,10 @@ import pytest
 import trio
 
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.edge.cache_routes import LOG_TYPE, ROWS_TYPE
+from sdcpd.edge.cache_messages import CACHE_TYPE
+from sdcpd.edge.cache_routes import LOG_TYPE
 from sdcpd.edge.identity import CertificateNames
+from sdcpd.edge.object_routes import ROWS_TYPE
 from sdcpd.edge.problem_body import CONCISE_TYPE, PROBLEM_TYPE
 from sdcpd.edge.tls import Tls
 from sdcpd.edge.transport import Request, Response
@@ -150,6 +152,7 @@ async def test_wrong_media_types(authority: Authority, tmp_path: Path) -> None:
 
 LOG_PATH, OBJECT_PATH = f"v1/s/-/l/{NO_ID}", f"v1/s/-/o/{ID}/1/1/q"
 APPENDING = {"kvsp-epoch": "1", "content-type": LOG_TYPE, "if-match": '"x"'}
+RECORD_PATH, RECORDING = f"v1/s/-/d/{ID}", {"if-none-match": "*", "content-type": CACHE_TYPE}
 CREATING = {"if-none-match": "*", "content-type": ROWS_TYPE}
 CACHE = CacheSettings()
 LIMITS: Final = [
@@ -163,6 +166,9 @@ LIMITS: Final = [
     ("verifier", "router", "POST", "events", SDCP, 16 * KIB, 400),
     ("verifier", "cache", "PATCH", LOG_PATH, APPENDING, 4 * CACHE.max_record_bytes, 400),
     ("drafter", "cache", "PUT", OBJECT_PATH, CREATING, CACHE.max_object_bytes, 201),
+    ("router", "cache", "PUT", RECORD_PATH, RECORDING, CACHE.max_directory_record_bytes, 201),
+    ("router", "cache", "POST", "leases", {"content-type": CACHE_TYPE}, 16 * KIB, 400),
+    ("router", "cache", "PUT", "leases/x", {"content-type": CACHE_TYPE}, 16 * KIB, 400),
     ("router", "verifier", "GET", f"sessions/{ID}", {}, 0, 200),
     ("router", "verifier", "DELETE", f"sessions/{NO_ID}", {}, 0, 404),
 ]

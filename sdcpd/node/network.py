@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import structlog
 import trio
 
-from sdcpd.edge.peer_app import Failures, Mount, PeerApp
 from sdcpd.edge.dispatch import Dispatcher
+from sdcpd.edge.peer_app import Failures, Mount, PeerApp
 from sdcpd.edge.peer_server import PeerBound, PeerServer
 from sdcpd.edge.problem_body import problem_response
 from sdcpd.edge.tls import EXPIRES_SOON_S, Tls, TlsRefused

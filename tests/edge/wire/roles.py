@@ -13,7 +13,6 @@ import trio
 from sdcpd.cache.files import RealFiles
 from sdcpd.cache.refs import log_reference
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.edge.peer_app import Mount
 from sdcpd.edge.dispatch import (
     Dispatcher,
     cache_dispatcher,
@@ -22,6 +21,7 @@ from sdcpd.edge.dispatch import (
     verifier_dispatcher,
 )
 from sdcpd.edge.objects import ObjectClient
+from sdcpd.edge.peer_app import Mount
 from sdcpd.edge.peers import PeerClient
 from sdcpd.edge.transport import Request, Response
 from sdcpd.edge.wire_transport import WireTransport

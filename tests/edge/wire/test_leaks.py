@@ -34,7 +34,8 @@ class Caller:
 
 
 async def caller(w: RolesWorld, uri: str, **settings: Any) -> Caller:
-    return Caller(await w.world.client(uri, **settings), uri)
+    """Its connections last, however slow the machine: none of them ends for having been idle."""
+    return Caller(await w.world.client(uri, **({"idle_connection_timeout_s": 3600} | settings)), uri)
 
 
 def footprint(w: RolesWorld, *callers: Caller) -> dict[str, int]:

@@ -101,10 +101,11 @@ class Inbox:
 class _Exchange:
     """One request and its answer."""
 
-    __slots__ = ("answered", "inbox", "left", "number", "rest", "scope")
+    __slots__ = ("answered", "bodiless", "inbox", "left", "number", "rest", "scope")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, bodiless: bool) -> None:
         self.number = number
+        self.bodiless = bodiless  # an answer to HEAD: its fields only
         self.inbox = Inbox()
         self.scope = trio.CancelScope()
         self.rest = memoryview(b"")  # of the answer's body, not yet in h2's buffer
@@ -247,7 +248,7 @@ class PeerConnection:
         if request is None:
             self._reset(number, CODES.PROTOCOL_ERROR)
             return
-        exchange = self._exchanges[number] = _Exchange(number)
+        exchange = self._exchanges[number] = _Exchange(number, bodiless=request.method == "HEAD")
         requests.start_soon(self._serve, exchange, request)
 
     async def _serve(self, exchange: _Exchange, request: Request) -> None:
@@ -283,9 +284,10 @@ class PeerConnection:
         if response.status not in (204, 304) and "content-length" not in response.headers:  # HEAD says its own
             fields.append((b"content-length", b"%d" % len(response.body)))
         fields.append((b"date", self._date.text()))
+        body = b"" if exchange.bodiless else response.body  # a refusal has one whatever the method
         with suppress(h2.exceptions.ProtocolError):  # the peer has reset the stream: we are about to hear of it
-            self._h2.send_headers(exchange.number, fields, end_stream=not response.body)
-        exchange.rest = memoryview(response.body)
+            self._h2.send_headers(exchange.number, fields, end_stream=not body)
+        exchange.rest = memoryview(body)
         self._send_some(exchange)
 
     def _send_some(self, exchange: _Exchange) -> None:

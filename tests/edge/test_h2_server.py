@@ -89,6 +89,21 @@ async def test_a_request_as_the_application_sees_it(autojump_clock: Any) -> None
         assert seen == [Request("GET", "a%2Fb", "from=1&y=?%20", {"x": "1, 2"})]
 
 
+@pytest.mark.parametrize("path", ["/verifier/thing", "/nowhere"])
+async def test_an_answer_to_head_has_no_body(path: str, autojump_clock: Any) -> None:
+    """Nor has a refusal, whatever made it; its length is what GET would have."""
+
+    async def answer(peer: Peer, request: Request) -> Response:
+        return Response(200, {"content-type": "text/plain"}, b"eight...")
+
+    async with stand(answer) as s:
+        whole = await s.peer.whole(await s.peer.ask(path=path))
+        head = await s.peer.whole(await s.peer.ask(method="HEAD", path=path))
+        assert head[2] == b""
+        assert head[:2] == whole[:2]
+        assert head[1]["content-length"] == str(len(whole[2]))
+
+
 async def test_a_small_answer_is_one_write(autojump_clock: Any) -> None:
     async with stand() as s:
         number = await s.peer.ask(method="POST", body=b"x" * 300)

@@ -65,7 +65,7 @@ def test_join_keeps_the_last_segment_of_the_base() -> None:
     assert join(normalize_base_uri("https://h/sdcp"), "sessions") == "https://h/sdcp/sessions"
 
 
-@pytest.mark.parametrize("text", ["http://[::1::2]/", "http://[fe80::g]/", "http://[:::]/"])
+@pytest.mark.parametrize("text", ["http://[::1::2]/", "http://[fe80::g]/", "http://[:::]/", "http://[v1.a:b]/"])
 def test_ill_formed_ipv6_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"IPv6|Invalid|address"):
         normalize_base_uri(text)

@@ -74,3 +74,12 @@ def test_a_placement_at_somebody_unknown_is_not_counted() -> None:
     fleet = Fleet()
     fleet.placed("https://nobody.example/drafter/")
     assert fleet.instances() == ()
+
+
+@pytest.mark.parametrize("kind", ["switch", "self_decode"])
+def test_an_event_that_overtakes_the_answer_to_the_open(kind: str) -> None:
+    """The open is under way or being repeated; its answer brings a fresh state, and the naming follows from that."""
+    player = played()
+    assert player.do(command(f"event {kind}")) == ["nothing to do"]
+    assert player.placement.phase is Phase.OPENING
+    assert player.do(command("answer open state waiting")) == ["read from 0", "name d at v, seq 1"]

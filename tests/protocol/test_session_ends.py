@@ -7,7 +7,7 @@ from sdcpd.protocol.commit_log import CommitRecord, write_record
 from sdcpd.protocol.problems import BadProposal
 from sdcpd.protocol.session_values import Stopped
 from sdcpd.protocol.terms import Action, LadderAction, State
-from tests.support.messages import OTHER_DRAFTER, assignment
+from tests.support.messages import OTHER_DRAFTER, VERIFIER, assignment
 from tests.support.verifying import Verifying
 
 
@@ -95,3 +95,44 @@ def test_refusals_count_in_a_row() -> None:
                 bench.propose(100)
         bench.good()
     assert bench.state.state == State.DRAFTING
+
+
+def test_nothing_runs_out_while_the_verifier_decodes_alone() -> None:
+    """82: both waits are for somebody else."""
+    bench = Verifying()
+    bench.assign(VERIFIER)
+    assert bench.session.next_deadline() is None
+    bench.wait(1000)
+    assert bench.state.state == State.SELF_DECODING
+
+
+def test_one_token_is_computed_at_a_time() -> None:
+    bench = Verifying()
+    bench.assign(VERIFIER)
+    assert bench.self_work() is not None
+    assert bench.self_work() is None
+    bench.score(40)
+    assert bench.self_work() is not None
+
+
+def test_a_second_cancel_changes_nothing() -> None:
+    """37: neither while the end is on its way nor once it is durable, and not where the session was lost."""
+    bench = Verifying()
+    bench.session.cancel("cancelled")
+    bench.session.cancel("again")
+    bench.append()
+    bench.session.cancel("and again")
+    assert bench.append() is None
+    assert bench.state.reason == "cancelled"
+    lost = scored()
+    lost.fence()
+    lost.append()
+    lost.session.cancel("cancelled")
+    assert lost.append() is None
+
+
+def test_a_session_that_never_had_a_drafter_says_nothing_while_it_waits() -> None:
+    """82: without an assignment in this epoch the session is the router's to move."""
+    bench = Verifying(self_load=100)
+    bench.wait(5)
+    assert (bench.state.state, bench.events()) == (State.WAITING, [])

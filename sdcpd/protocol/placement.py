@@ -213,7 +213,7 @@ class Placement:
                 self._publish_outcome(outcome, now)
             case Assign(message=message):
                 self._assign_outcome(message.drafter, outcome, now)
-            case None:
+            case None:  # pragma: no cover - `answers` is false for an idle lane
                 raise AssertionError("an idle lane has no outcome")
 
     def _open_outcome(self, outcome: Outcome, now: float) -> None:

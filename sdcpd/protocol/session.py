@@ -374,7 +374,7 @@ class Session:
                 return self.lost("fenced")
             case ForeignWriter():
                 return self.lost("another writer's record is in the log")
-            case LogShrank():
+            case LogShrank():  # pragma: no branch - the last of what a lookup can find
                 return self.lost("the log lost acknowledged records: store fault")
 
     def _act(self, pending: Pending, now: float) -> None:
@@ -391,7 +391,7 @@ class Session:
             case Action.FINISH:
                 self._close(State.FINISHED)
                 self._say(Action.FINISH, None)
-            case Action.FAIL:
+            case Action.FAIL:  # pragma: no branch - the last of all actions
                 self.reason = "the fallback ladder is exhausted"
                 self._close(State.FAILED)
                 self._say(Action.FAIL, self.reason)

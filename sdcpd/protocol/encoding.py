@@ -56,8 +56,14 @@ def decode(octets: bytes, kind: type[M]) -> M:
     Raises IllFormed (400) for anything that is not one acceptable item or breaks the schema, and BadContract (422)
     for a contract that breaks its own schema (decision 7).
     """
-    item = load(octets)
-    if kind in (SessionOpen, Assignment) and isinstance(item, dict) and "contract" in item:
+    carries_contract = kind in (SessionOpen, Assignment)
+    try:
+        item = load(octets)
+    except IllFormed as error:
+        if carries_contract and (key := _foreign_contract_key(octets)) is not None:
+            raise BadContract(f"contract: {key!r:.40} is no key of a contract; all its keys are text") from error
+        raise
+    if carries_contract and isinstance(item, dict) and "contract" in item:
         try:
             item["contract"] = msgspec.convert(item["contract"], Contract, builtin_types=(bytes,))
         except msgspec.ValidationError as error:
@@ -81,6 +87,25 @@ def _name(kind: object) -> str:
     return getattr(kind, "__name__", str(kind))
 
 
+def _foreign_contract_key(octets: bytes) -> object | None:
+    """A key of the contract in a message that was refused, or of its sampling profile, that is not text.
+
+    Anywhere else such a key makes the message ill-formed. In a contract it is an unknown key (decision 1), about which
+    the draft says which problem is told.
+    """
+    try:
+        item = _decoder(io.BytesIO(octets), strict_keys=False).decode()
+    except (cbor2.CBORError, ValueError):
+        return None
+    contract = item.get("contract") if isinstance(item, dict) else None
+    for table in (contract, contract.get("sampling") if isinstance(contract, dict) else None):
+        if isinstance(table, dict):
+            foreign: list[object] = [key for key in table if not isinstance(key, str)]
+            if foreign:
+                return foreign[0]
+    return None
+
+
 def load(octets: bytes) -> object:
     """One CBOR item as plain Python values. Raises IllFormed."""
     stream = io.BytesIO(octets)
@@ -94,13 +119,17 @@ def load_next(stream: io.BytesIO) -> object:
     """The next item of a CBOR sequence (RFC 8742), leaving the stream right behind it. Raises IllFormed."""
     start = stream.tell()
     try:
-        return cbor2.CBORDecoder(
-            stream,
-            tag_hook=_refuse_tag,
-            semantic_decoders=_TAGS_REFUSED,
-            max_depth=DEPTH_LIMIT,
-            allow_duplicate_keys=False,
-            strict_hashable_types=True,
-        ).decode()
+        return _decoder(stream).decode()
     except (cbor2.CBORError, ValueError) as error:
         raise IllFormed(f"no acceptable CBOR item at octet {start}: {error}") from error
+
+
+def _decoder(stream: io.BytesIO, *, strict_keys: bool = True) -> cbor2.CBORDecoder:
+    return cbor2.CBORDecoder(
+        stream,
+        tag_hook=_refuse_tag,
+        semantic_decoders=_TAGS_REFUSED,
+        max_depth=DEPTH_LIMIT,
+        allow_duplicate_keys=False,
+        strict_hashable_types=strict_keys,
+    )

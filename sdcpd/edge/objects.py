@@ -40,6 +40,9 @@ from sdcpd.roles.ports import (
     Unreachable,
 )
 
+REFERENCES_LIMIT: Final = 1024
+"""Taken apart once and kept: a session's log is written each round."""
+
 _UNKNOWN_OUTCOME: Final = frozenset({500, 502, 504})
 
 
@@ -50,6 +53,7 @@ class ObjectClient:
         self._transport = transport
         self._meters = meters
         self._caches = frozenset(normalize_base_uri(base) for base in caches)
+        self._references: dict[str, CacheReference] = {}
 
     async def create_log(self, ref: str, epoch: int, record: bytes = b"") -> AppendOutcome:
         """Begin a log, with a first record or none. TagMismatch: there is one already."""
@@ -96,12 +100,18 @@ class ObjectClient:
         return where if isinstance(where, StoreRefused) else await self._read("fetch", where)
 
     def _reference(self, ref: str) -> CacheReference | StoreRefused:
+        known = self._references.get(ref)
+        if known is not None:
+            return known
         try:
             where = parse_reference(ref)
         except IllFormed as error:
             return StoreRefused(status=400, detail=error.detail)
         if where.base not in self._caches:
             return StoreRefused(status=403, detail=f"{where.base} is not among the caches that may be asked")
+        if len(self._references) >= REFERENCES_LIMIT:
+            self._references.clear()
+        self._references[ref] = where
         return where
 
     def _log(self, ref: str) -> CacheReference | StoreRefused:

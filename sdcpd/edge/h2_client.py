@@ -290,7 +290,8 @@ class ClientConnection:
                 self._heard_at = self._clock.now()
                 for event in self._h2.receive_data(octets):
                     self._take(event)
-                self._wake.set()
+                if self._h2.has_data_to_send:
+                    self._wake.set()
             self._lose("the peer closed the connection")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._lose(f"the connection broke: {error.__cause__ or error}")

@@ -50,6 +50,11 @@ class Frames(h2.connection.H2Connection):
         self.initiate_connection()
         self.increment_flow_control_window(window_bytes - DEFAULT_WINDOW_BYTES)
 
+    @property
+    def has_data_to_send(self) -> bool:
+        """Would `data_to_send` return any octets?"""
+        return bool(self._data_to_send)
+
     def say_goaway(self) -> None:
         """No request beyond those that came so far will be looked at."""
         self._prepare_for_sending([GoAwayFrame(0, last_stream_id=self.highest_inbound_stream_id)])

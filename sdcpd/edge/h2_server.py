@@ -213,7 +213,8 @@ class PeerConnection:
             while octets := await self._stream.receive_some(READ_BYTES):
                 for event in self._h2.receive_data(octets):
                     self._take(event, requests)
-                self._wake.set()
+                if self._h2.has_data_to_send:
+                    self._wake.set()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except h2.exceptions.H2Error as error:  # h2 has put a GOAWAY with the code into its buffer

@@ -5,12 +5,13 @@ To h2 a connection is over when either side has said GOAWAY: it sends nothing an
 breach of the protocol. Here GOAWAY is the beginning of the end (section 6.8): what is under way goes on, both ways.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import h2.config
 import h2.connection
 import h2.events
 import h2.settings
+import hpack
 from hyperframe.frame import Frame, GoAwayFrame
 
 STREAM_WINDOW_BYTES: Final = 1 << 20
@@ -27,6 +28,13 @@ CLOSE_S: Final = 0.5
 """What a farewell may take."""
 
 
+class _Encoder(hpack.Encoder):
+    """Fields as they are: Huffman codes save some octets and cost both ends a loop over each of them."""
+
+    def encode(self, headers: Any, huffman: bool = False) -> bytes:
+        return super().encode(headers, huffman)
+
+
 class Frames(h2.connection.H2Connection):
     """h2's connection, which outlives GOAWAY. Fields go out as they are given: lower-case octets."""
 
@@ -39,6 +47,7 @@ class Frames(h2.connection.H2Connection):
                 normalize_outbound_headers=False,
             )
         )
+        self.encoder = _Encoder()
 
     def greet(self, settings: dict[h2.settings.SettingCodes, int], window_bytes: int) -> None:
         """Our settings, those for large bodies added, and a connection's window of `window_bytes`."""

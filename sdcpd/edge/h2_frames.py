@@ -24,6 +24,8 @@ OUTBOX_BYTES: Final = 256 << 10
 """How much of large bodies waits to be written: small messages wait behind it, some milliseconds at most."""
 READ_BYTES: Final = 32 << 10
 """At a time. A TLS record holds 16 KiB, and a buffer is made for each read."""
+UNSENT_LIMIT_BYTES: Final = 1 << 20
+"""Of all that waits to be written. A peer that asks, or pings, and takes nothing is read no further from there on."""
 CLOSE_S: Final = 0.5
 """What a farewell may take."""
 
@@ -60,9 +62,9 @@ class Frames(h2.connection.H2Connection):
         self.increment_flow_control_window(window_bytes - DEFAULT_WINDOW_BYTES)
 
     @property
-    def has_data_to_send(self) -> bool:
-        """Would `data_to_send` return any octets?"""
-        return bool(self._data_to_send)
+    def unsent_bytes(self) -> int:
+        """What `data_to_send` would return."""
+        return len(self._data_to_send)
 
     def say_goaway(self) -> None:
         """No request beyond those that came so far will be looked at."""

@@ -33,7 +33,7 @@ import h2.settings
 import structlog
 import trio
 
-from sdcpd.edge.h2_frames import CLOSE_S, OUTBOX_BYTES, READ_BYTES, Frames
+from sdcpd.edge.h2_frames import CLOSE_S, OUTBOX_BYTES, READ_BYTES, UNSENT_LIMIT_BYTES, Frames
 from sdcpd.edge.identity import Identity
 from sdcpd.edge.transport import Request, Response
 from sdcpd.roles.ports import Clock
@@ -213,8 +213,10 @@ class PeerConnection:
             while octets := await self._stream.receive_some(READ_BYTES):
                 for event in self._h2.receive_data(octets):
                     self._take(event, requests)
-                if self._h2.has_data_to_send:
+                if self._h2.unsent_bytes:
                     self._wake.set()
+                while self._h2.unsent_bytes > UNSENT_LIMIT_BYTES:
+                    await self._progress.park()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except h2.exceptions.H2Error as error:  # h2 has put a GOAWAY with the code into its buffer

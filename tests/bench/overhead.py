@@ -355,15 +355,21 @@ async def _wire(tls: Tls, clock: SystemClock) -> AsyncIterator[WireClient]:
         nursery.cancel_scope.cancel()
 
 
-def main(arguments: list[str]) -> None:
-    """The command."""
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     options = argparse.ArgumentParser(prog="scripts/bench overhead", description=(__doc__ or "").splitlines()[0])
+    kinds = [set_up.name.rstrip("_") or "memory" for set_up in SET_UPS]
     options.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options.add_argument("--blocks", type=int, default=5, help="how often all set-ups take their turn (default: 5)")
     options.add_argument("--rounds", type=int, default=400, help="rounds of one session in a block (default: 400)")
-    kinds = [set_up.name.rstrip("_") or "memory" for set_up in SET_UPS]
     options.add_argument("--only", action="append", default=[], choices=kinds, help="one set-up; again for more")
     options.add_argument("--folder", type=Path, help="where journals go (default: the folder for temporary files)")
+    return options
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    options = parser()
     chosen = options.parse_args(arguments)
     if chosen.blocks < 1 or chosen.rounds < 1:
         options.error("--blocks and --rounds: at least 1")

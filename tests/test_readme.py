@@ -1,5 +1,6 @@
 """README.md is run: its commands exist, their flags are known, its requests are accepted, its links lead somewhere."""
 
+import importlib
 import os
 import re
 import shlex
@@ -39,6 +40,9 @@ def test_commands_are_as_the_programs_have_them(command: str, tmp_path: Path, mo
             quickstart.parser().parse_args(arguments)
         case "scripts/test" | "scripts/check":
             assert not arguments
+        case "scripts/bench":
+            if arguments:
+                importlib.import_module(f"tests.bench.{arguments[0]}").parser().parse_args(arguments[1:])
         case "sdcpd":
             options = main.parser().parse_args(arguments)
             (tmp_path / "config.json").write_text("{}")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, Struct, UnsetType
 
-from sdcpd.protocol.encoding import decode_item, encode, load_next
+from sdcpd.protocol.encoding import convert, encode, load_next
 from sdcpd.protocol.messages import Message, Sampling
 from sdcpd.protocol.problems import IllFormed
 from sdcpd.protocol.terms import Action, Hash32, Percent, Uint
@@ -90,7 +90,7 @@ def read_records(octets: bytes) -> list[tuple[Record, bytes]]:
         if not isinstance(item, dict):
             raise IllFormed(f"log record at octet {start} is not a map")
         kind: type[Record] = CommitRecord if "round" in item else EndRecord if "end" in item else FenceRecord
-        records.append((decode_item(raw, kind), raw))
+        records.append((convert(item, kind), raw))
     return records
 
 

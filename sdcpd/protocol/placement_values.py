@@ -12,15 +12,16 @@ from sdcpd.protocol.messages import Assignment, Contract, Output, SessionOpen, S
 from sdcpd.protocol.terms import Action
 
 FIRST_EPOCH: Final = 1
-"""The only epoch until failover is built (6.9)."""
+"""Of every session at its first verifier (6.1); each attempt at another one takes a higher one (6.9, decision 30)."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
     """All that is fixed for one session when it is placed.
 
     `objects` is the base under which this session's objects are named, ending in `/` (cache part of the decisions).
-    `incarnation` is the upper half of every `seq` (decision 111). `jitter` in [0.5, 1] stretches this session's
-    backoffs, so that sessions which failed together do not retry together.
+    `verifier` is the first one; where the session lives later is the machine's to say. `incarnation` is the upper half
+    of every `seq` (decision 111). `nonce` makes this router's fences its own (decision 85). `jitter` in [0.5, 1]
+    stretches this session's backoffs, so that sessions which failed together do not retry together.
     """
 
     session: bytes
@@ -35,6 +36,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     m_init: int
     incarnation: Annotated[int, Meta(ge=0, lt=1 << 31)]
     speculation: bool
+    nonce: str = ""
     jitter: float = 1.0
 
 
@@ -45,6 +47,7 @@ class Patience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `name_give_up_s`     a PUT drafter that stays unanswered or is put off
     `gather_give_up_s`   the verifier states a length, and the output up to it does not come
     `read_give_up_s`     output unreadable although the verifier still reports itself alive
+    `failover_give_up_s` the log unreachable, or no verifier to be found, while a session is taken from a lost one
     `close_give_up_s`    DELETE of a session; after that the verifier's own limits end it (decision 82)
     `tries`              of a call that another drafter can make up for: assignment, publishing its tokens, dropping it
     `first_retry_s`, `longest_retry_s`  backoff doubles from one to the other
@@ -56,6 +59,7 @@ class Patience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     gather_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     read_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    failover_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     close_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     tries: Annotated[int, Meta(ge=1, le=20)] = 3
     first_retry_s: Annotated[float, Meta(gt=0, le=60)] = 0.1
@@ -120,7 +124,22 @@ class Close(Call, frozen=True, kw_only=True):
     session: bytes
 
 
-PlacementAction = Open | Name | Publish | Assign | Drop | Read | Close
+class ReadLog(Call, frozen=True, kw_only=True):
+    """Read a commit log: LogText, or Refused 404 where there is none."""
+
+    ref: str
+
+
+class WriteLog(Call, frozen=True, kw_only=True):
+    """Append a fence or an end to a log that is at the tag `if_match`; None: create it with this record (86)."""
+
+    ref: str
+    record: bytes
+    epoch: int
+    if_match: str | None
+
+
+PlacementAction = Open | Name | Publish | Assign | Drop | Read | Close | ReadLog | WriteLog
 
 
 class Accepted(Struct, frozen=True):
@@ -143,8 +162,14 @@ class Lost(Struct, frozen=True):
     reason: str
 
 
-Outcome = SessionState | Output | Accepted | Refused | Lost
-"""SessionState answers Open and Name, Output answers Read, Accepted the rest."""
+class LogText(Struct, frozen=True):
+    """All octets of a commit log."""
+
+    octets: bytes
+
+
+Outcome = SessionState | Output | LogText | Accepted | Refused | Lost
+"""SessionState answers Open and Name, Output answers Read, LogText answers ReadLog, Accepted the rest."""
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -171,6 +196,14 @@ class Moved(Struct, frozen=True):
 
     reason: str
     to: str | None
+
+
+class FailingOver(Struct, frozen=True):
+    """The session is being taken from its verifier. `kind` says why, and is a label of `failover_total`."""
+
+    kind: str
+    verifier: str
+    epoch: int
 
 
 def passing(outcome: Outcome) -> bool:

@@ -77,6 +77,7 @@ class Router:
         self._sessions: OrderedDict[bytes, SessionTask] = OrderedDict()
         self._ended: OrderedDict[bytes, Ended] = OrderedDict()
         self._ids = ports.randomness.stream("session ids")
+        self._nonces = ports.randomness.stream("fence nonces")
         self._jitter = ports.randomness.stream("retry jitter")
         self._incarnation = int.from_bytes(ports.randomness.stream("router incarnation").octets(4), "big") >> 1
         self._nursery: trio.Nursery | None = None
@@ -129,11 +130,13 @@ class Router:
         task = self._sessions.get(message.session)
         ended = self._ended.get(message.session)
         if task is not None:
-            verifier = task.placement.plan.verifier
+            verifier, epoch = task.placement.verifier, task.placement.epoch
         elif ended is not None:
-            verifier = ended.view.verifier
+            verifier, epoch = ended.view.verifier, ended.view.epoch
         else:
             raise UnknownResource("no such session at this router")
+        if peer.role == "verifier" and message.epoch < epoch:
+            raise StaleEpoch(f"the session is at epoch {epoch}")  # the sender may be one it was taken from
         if peer.role != "verifier" or peer.uri != verifier:
             raise Forbidden("events of a session come from its verifier")
         log.debug(
@@ -308,6 +311,7 @@ class Router:
             m_init=members.m_init,
             incarnation=self._incarnation,
             speculation=request.speculation,
+            nonce=self._nonces.octets(8).hex(),
             jitter=0.5 + self._jitter.uniform() / 2,
         )
         placement = Placement(plan, self._fleet, self._settings.patience)

@@ -50,6 +50,8 @@ class RouterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One POST assignments; a drafter answers it before it works (decision 44)."""
     publish_deadline_s: Seconds = 5.0
     """One write of a `committed_tokens` object."""
+    log_deadline_s: Seconds = 5.0
+    """One read of a commit log, or one fence."""
     close_deadline_s: Seconds = 5.0
     """One DELETE of a session or assignment."""
     read_grace_s: Seconds = 5.0

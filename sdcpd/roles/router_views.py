@@ -9,7 +9,7 @@ from sdcpd.roles.session_task import SessionTask
 
 
 class RoutedSession(Struct, frozen=True, kw_only=True):
-    """One session. `state`: opening, placing, drafting, self_decoding, waiting, ending, then finished, failed or
+    """One session. `state`: opening, placing, drafting, self_decoding, waiting, recovering, ending; finished, failed or
     cancelled. `round` is the last the verifier told of; `drafter` is None while it decodes alone."""
 
     session: str
@@ -66,7 +66,7 @@ def describe_session(task: SessionTask, now: float) -> RoutedSession:
         prompt_tokens=len(plan.prompt),
         committed_tokens=len(placement.output),
         max_new=plan.contract.max_new,
-        verifier=plan.verifier,
+        verifier=placement.verifier,
         drafter=placement.drafter,
         speculation=plan.speculation,
         age_s=round(now - task.started_at, 3),
@@ -80,7 +80,7 @@ def _state(placement: Placement) -> str:
     if ending is not None:
         return "cancelled" if ending.cancelled else "finished" if ending.finish is Action.FINISH else "failed"
     match placement.phase:
-        case Phase.OPENING | Phase.ENDING:
+        case Phase.OPENING | Phase.RECOVERING | Phase.ENDING:
             return str(placement.phase.value)
         case Phase.SETTLED:
             if placement.target is None:

@@ -21,6 +21,8 @@ from sdcpd.protocol.placement_values import (
     Close,
     Drop,
     Ending,
+    FailingOver,
+    LogText,
     Lost,
     Moved,
     Name,
@@ -29,15 +31,21 @@ from sdcpd.protocol.placement_values import (
     PlacementAction,
     Publish,
     Read,
+    ReadLog,
     Refused,
+    WriteLog,
 )
 from sdcpd.protocol.retry_lane import Step
 from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.ports import (
     Appended,
+    AppendOutcome,
     BelowFence,
+    Content,
     Done,
+    Missing,
     Ports,
+    ReadOutcome,
     Refusal,
     StoreRefused,
     TagMismatch,
@@ -49,9 +57,8 @@ from sdcpd.roles.waits import Changes, within
 PAGE_TOKENS: Final = 4096
 """Tokens of one page for the client, as of a page from the verifier (decision 39)."""
 
-Answer = (
-    SessionState | Output | Done | Refusal | Unreachable | Appended | TagMismatch | BelowFence | StoreRefused
-)  # all ends that a call of this task can have
+Answer = SessionState | Output | Done | Refusal | AppendOutcome | ReadOutcome
+"""All ends that a call of this task can have."""
 
 
 class SessionTask:
@@ -69,13 +76,15 @@ class SessionTask:
         self._wake = Changes()  # `run` has to look again
         self._sleeps_until: float | None = None
         self._nursery: trio.Nursery | None = None
-        self._log = structlog.get_logger(__name__).bind(
-            session=session_path_id(placement.plan.session), epoch=placement.epoch
-        )
+        self._log = structlog.get_logger(__name__).bind(session=session_path_id(placement.plan.session))
 
     @property
     def session(self) -> bytes:
         return self.placement.plan.session
+
+    @property
+    def round(self) -> int:
+        return self.placement.round
 
     async def run(self) -> None:
         """Returns when the session has ended and nothing of it is left to be closed."""
@@ -150,7 +159,12 @@ class SessionTask:
         for step in steps:
             if isinstance(step, Moved):
                 self._ports.meters.count("reassignments_total", reason=step.reason)
-                self._log.info("session moved", reason=step.reason, to=step.to, round=self.placement.round)
+                self._log.info("session moved", reason=step.reason, to=step.to, round=self.round)
+            elif isinstance(step, FailingOver):
+                self._ports.meters.count("failover_total", kind=step.kind)
+                self._log.warning(
+                    "verifier given up", kind=step.kind, verifier=step.verifier, at_epoch=step.epoch, round=self.round
+                )
             else:
                 self._nursery.start_soon(self._call, step)
         if self.placement.ending is not None:
@@ -159,13 +173,13 @@ class SessionTask:
             self._wake.notify()
 
     async def _call(self, action: PlacementAction) -> None:
-        outcome = _outcome(await self._made(action))
+        outcome = _outcome(action, await self._made(action))
         if isinstance(outcome, Refused | Lost):
             self._log.info(
                 "call failed",
                 operation=type(action).__name__.lower(),
                 outcome=repr(outcome.status if isinstance(outcome, Refused) else outcome.reason),
-                round=self.placement.round,
+                round=self.round,
             )
         held = len(self.placement.output)
         steps = self.placement.outcome(action.call, outcome, self._ports.clock.now())
@@ -193,8 +207,18 @@ class SessionTask:
                 return await within(limit_s, lambda: peers.read_output(verifier, session, start, wait_s))
             case Close(verifier=verifier, session=session):
                 return await within(settings.close_deadline_s, lambda: peers.cancel_session(verifier, session))
+            case ReadLog(ref=ref):
+                return await within(settings.log_deadline_s, lambda: self._ports.objects.read_log(ref))
+            case WriteLog():
+                return await within(settings.log_deadline_s, lambda: self._write_log(action))
             case _:
                 assert_never(action)
+
+    async def _write_log(self, action: WriteLog) -> AppendOutcome:
+        objects = self._ports.objects
+        if action.if_match is None:
+            return await objects.create_log(action.ref, action.epoch, action.record)
+        return await objects.append(action.ref, action.record, epoch=action.epoch, if_match=action.if_match)
 
 
 class Pages:
@@ -221,13 +245,19 @@ class Pages:
         return page
 
 
-def _outcome(answer: Answer) -> Outcome:
+def _outcome(action: PlacementAction, answer: Answer) -> Outcome:
     """How a call ended, in the machine's words."""
     match answer:
         case SessionState() | Output():
             return answer
         case Done() | Appended():
             return Accepted()
+        case Content(octets=octets):
+            return LogText(octets)
+        case Missing():
+            return Refused(status=404, detail="there is no such log")
+        case TagMismatch() if isinstance(action, WriteLog):
+            return Refused(status=412, detail="the log is not at this tag")
         case TagMismatch():
             return Accepted()  # the object is there already: written once, by this session, for this round
         case Refusal():

@@ -95,11 +95,11 @@ class MemoryLogs(Objects):
     def _tag(self, ref: str) -> str:
         return log_tag(raw for _, raw in read_records(self.logs[ref]))
 
-    async def create_log(self, ref: str, epoch: int) -> AppendOutcome:
+    async def create_log(self, ref: str, epoch: int, record: bytes = b"") -> AppendOutcome:
         await trio.sleep(self._append_s)
         if ref in self.logs:
             return TagMismatch()
-        self.logs[ref] = b""
+        self.logs[ref] = record
         return Appended(tag=self._tag(ref))
 
     async def append(self, ref: str, record: bytes, *, epoch: int, if_match: str) -> AppendOutcome:

@@ -108,6 +108,7 @@ class Placement:
         self._choice = DrafterChoice(plan, fleet, patience.drafter_rest_s)
         self._assignments = Assignments(plan)
         self._verifier_boot = plan.verifier_boot
+        self._boot_since: float | None = None  # a status received later than this tells the boot; None: it is known
         self._target_boot: bytes | None = None
         self._named_at = 0  # committed length when the target was named
         self._assigned: str | None = None  # the drafter that may hold the latest assignment sent
@@ -368,7 +369,9 @@ class Placement:
             return
         if verifier is None or not self._fleet.alive(self.verifier, now):
             self._fail_over("expired", now)
-        elif self._verifier_boot is not None and verifier.boot != self._verifier_boot:
+        elif self._boot_since is not None and verifier.received_at > self._boot_since:
+            self._verifier_boot, self._boot_since = verifier.boot, None
+        elif self._boot_since is None and self._verifier_boot is not None and verifier.boot != self._verifier_boot:
             self._fail_over("restarted", now)
         elif self.phase in (Phase.OPENING, Phase.ENDING):
             return
@@ -402,6 +405,8 @@ class Placement:
     def _recover(self, result: Result | None, now: float) -> None:
         match result:
             case Resumable(verifier=verifier, boot=boot, epoch=epoch, resume=resume):
+                # One that is asked again may have restarted since it last reported: its next status tells.
+                self._boot_since = now if verifier == self.verifier else None
                 self.verifier, self._verifier_boot, self.epoch = verifier, boot, epoch
                 self.round = max(self.round, resume.round)
                 self._assignments.moved(resume.round)

@@ -35,8 +35,9 @@ from sdcpd.roles.generation import (
     ModelCard,
 )
 from sdcpd.roles.ports import Peer, Ports
+from sdcpd.roles.router_commands import RouterCommands
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
-from sdcpd.roles.router_views import RoutedSession, RouterSnapshot, describe_instance, describe_session
+from sdcpd.roles.router_views import RoutedSession, RouterSnapshot, describe_instance, describe_session, state_of
 from sdcpd.roles.session_task import SessionTask
 
 log = structlog.get_logger(__name__)
@@ -81,6 +82,9 @@ class Router:
         self._jitter = ports.randomness.stream("retry jitter")
         self._incarnation = int.from_bytes(ports.randomness.stream("router incarnation").octets(4), "big") >> 1
         self._nursery: trio.Nursery | None = None
+        self.commands = RouterCommands(
+            self._sessions, self._fleet, ports, instance=self._instance, cache=self._cache, state_of=state_of
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Sessions end with it; their verifiers end them by their own limits (82)."""

@@ -3,7 +3,7 @@
 from msgspec import Struct, UnsetType
 
 from sdcpd.protocol.fleet import Instance
-from sdcpd.protocol.placement import Phase, Placement
+from sdcpd.protocol.placement import Phase
 from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.session_task import SessionTask
 
@@ -60,7 +60,7 @@ def describe_session(task: SessionTask, now: float) -> RoutedSession:
     return RoutedSession(
         session=session_path_id(plan.session),
         model=task.model,
-        state=_state(placement),
+        state=state_of(task),
         epoch=placement.epoch,
         round=placement.round,
         prompt_tokens=len(plan.prompt),
@@ -75,7 +75,9 @@ def describe_session(task: SessionTask, now: float) -> RoutedSession:
     )
 
 
-def _state(placement: Placement) -> str:
+def state_of(task: SessionTask) -> str:
+    """`state` of RoutedSession."""
+    placement = task.placement
     ending = placement.ending
     if ending is not None:
         return "cancelled" if ending.cancelled else "finished" if ending.finish is Action.FINISH else "failed"

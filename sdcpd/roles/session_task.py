@@ -5,7 +5,7 @@ machine wants next. Calls run beside each other (an output poll while a drafter 
 outcome of a call it has given up. Sessions belong to the role: a client that leaves only sets a mark here.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final, assert_never
 
 import structlog
@@ -117,6 +117,11 @@ class SessionTask:
         """The fleet may have changed."""
         if self._nursery is not None:
             self._do(self.placement.tick(self._ports.clock.now()))
+
+    def command(self, give: Callable[[float], tuple[Step, ...]]) -> None:
+        """An operator's command to the placement."""
+        if self._nursery is not None:
+            self._do(give(self._ports.clock.now()))
 
     def event(self, event: Event) -> None:
         """The verifier reported something. Raises what Placement.event raises."""

@@ -134,6 +134,8 @@ class Verifier:
 
     async def open_session(self, peer: Peer, message: SessionOpen) -> tuple[SessionState, bool]:
         """POST sessions. The flag tells a new session from a repeated open (decision 29)."""
+        if self._nursery is None:
+            raise Overloaded("the verifier is not running yet", retry_after_s=1)
         known = self._open.get(message.session) or self._ended.get(message.session)
         if known is not None and message.epoch <= known.opened.epoch:
             _check_repeat(known, message)
@@ -150,7 +152,6 @@ class Verifier:
             return await self.open_session(peer, message)
         self._displace(message.session)
         hosted = self._admit(message, prompt, taken)
-        assert self._nursery is not None
         self._nursery.start_soon(self._host, hosted)
         return await self._opened(hosted), True
 

@@ -816,9 +816,9 @@ def test_unreadable_output_is_retried_and_given_up() -> None:
     world.commit(21)
     world.read()
     assert world.machine.output.tokens(0) == (21,)
-    while world.machine.phase is not Phase.RECOVERING:
+    while not world.failovers:
         world.answer(world.next(Read), Refused(status=503))
-        if world.machine.phase is not Phase.RECOVERING:
+        if not world.failovers:
             world.retry()
     assert world.failovers == ["unreadable"]
 

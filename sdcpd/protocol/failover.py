@@ -1,7 +1,8 @@
 """Taking a session away from a lost verifier, until another one can be asked to open it (draft 6.8, 6.9).
 
     READING -> FENCING -> READING -> PUBLISHING -> CHOOSING -> Resumable
-       |          (a foreign fence) -> STANDING_BACK -> READING
+       |          (a foreign fence) -> STANDING_BACK -> READING -> LOOKING_UP -> ASKING -> Adopted, or FENCING
+       +-> ASKING (a router that restarted: does the session live where the directory says?) -> Adopted, or FENCING
        +-> Over: the log is closed, its tokens are the session's last
     any -> GIVING_UP (an `end` record is being written, 83) -> GaveUp
 
@@ -11,9 +12,9 @@ and whose it is (85, 89), what was committed, whether the session is over (91). 
 no case of its own, the log is simply read again. Tokens that were committed and never delivered reach the reader from
 the log, before any verifier is found. Every attempt at another verifier begins here anew, with a new epoch (30).
 
-Of two routers that fence at once one loses the compare-and-set; it stands back and looks again before it fences anew
-(89). A session that three failovers in a row brought no round is given up, so that a poisonous request cannot walk the
-fleet (91).
+Of two routers that fence at once one loses the compare-and-set; it stands back and looks again, and fences anew unless
+the session lives at the other's epoch (89); then it follows. A session that three failovers in a row brought no round
+is given up, so that a poisonous request cannot walk the fleet (91).
 """
 
 from enum import Enum
@@ -22,27 +23,32 @@ from typing import Final
 from msgspec import Struct, UnsetType
 
 from sdcpd.protocol.commit_log import EndRecord, FenceRecord, write_record
+from sdcpd.protocol.directory import read_directory_record
 from sdcpd.protocol.encoding import encode_tokens
 from sdcpd.protocol.fleet import Fleet, Instance, VerifierNeed
 from sdcpd.protocol.log_history import History, LogEnding, read_history
-from sdcpd.protocol.messages import Resume
+from sdcpd.protocol.messages import Resume, SessionState
 from sdcpd.protocol.output_copy import OutputCopy
 from sdcpd.protocol.placement_values import (
+    FIRST_EPOCH,
     Accepted,
+    AskState,
     LogText,
     Outcome,
     Patience,
     Plan,
     Publish,
     ReadLog,
+    ReadRecord,
+    RecordText,
     Refused,
     WriteLog,
     passing,
     retry_after_s,
     words,
 )
-from sdcpd.protocol.problems import IllFormed
-from sdcpd.protocol.retry_lane import Lane, Outbox
+from sdcpd.protocol.problems import IllFormed, Problem
+from sdcpd.protocol.retry_lane import FailoverLane, Lane, Outbox
 from sdcpd.protocol.terms import Action
 
 FRUITLESS_LIMIT: Final = 3
@@ -66,6 +72,8 @@ class Stage(Enum):
     READING = "reading"
     FENCING = "fencing"
     STANDING_BACK = "standing_back"
+    LOOKING_UP = "looking_up"
+    ASKING = "asking"
     PUBLISHING = "publishing"
     CHOOSING = "choosing"
     GIVING_UP = "giving_up"
@@ -78,6 +86,14 @@ class Resumable(Struct, frozen=True):
     boot: bytes | None
     epoch: int
     resume: Resume
+
+
+class Adopted(Struct, frozen=True):
+    """The session lives at `verifier`, at the log's epoch. `follow`: another router cares for it."""
+
+    verifier: str
+    state: SessionState
+    follow: bool
 
 
 class Over(Struct, frozen=True):
@@ -93,7 +109,7 @@ class GaveUp(Struct, frozen=True):
     detail: str
 
 
-Result = Resumable | Over | GaveUp
+Result = Resumable | Adopted | Over | GaveUp
 
 
 class Failover:
@@ -105,7 +121,7 @@ class Failover:
 
     def __init__(self, plan: Plan, fleet: Fleet, patience: Patience, outbox: Outbox, copy: OutputCopy) -> None:
         self.stage = Stage.IDLE
-        self.lane: Lane[ReadLog | WriteLog | Publish] = Lane(outbox)
+        self.lane: FailoverLane = Lane(outbox)
         self._plan = plan
         self._fleet = fleet
         self._patience = patience
@@ -120,6 +136,8 @@ class Failover:
         self._troubled: list[str] = []  # verifiers that failed the session since that round, each once
         self._stood_back = 0  # the foreign fence that was stood back for
         self._resume_at = 0.0
+        self._follow = False  # the one that is asked was chosen by another router
+        self._ask: str | None = None  # the verifier to be asked once the log was read
         self._history: History | None = None
         self._giving_up: GaveUp | None = None
 
@@ -143,11 +161,18 @@ class Failover:
         """Whether a live verifier other than `avoid` could serve the session that has not failed it lately."""
         return any(one.uri != avoid and one.uri not in self._troubled for one in self._fit(now))
 
+    def adopt(self, epoch: int, verifier: str, now: float) -> None:
+        """Find out where a session lives that the directory puts at `verifier`, and take it from there if it does not
+        (106)."""
+        self.begin(epoch, now)
+        self._ask = verifier
+
     def begin(self, epoch: int, now: float, *, avoid: str | None = None, to: str | None = None) -> None:
         """Take the session from whoever serves it at `epoch`. `avoid` is taken only for want of another verifier, `to`
         before all others while it lives."""
+        self._ask = None
         self._epoch, self._to, self._since = epoch, to, now
-        self._counted, self._stood_back = False, 0
+        self._counted, self._stood_back, self._follow = False, 0, False
         self._history = self._giving_up = None
         if avoid is not None:
             self._troubled = [*(one for one in self._troubled if one != avoid), avoid]
@@ -188,6 +213,10 @@ class Failover:
         if self.stage is Stage.GIVING_UP and isinstance(outcome, Accepted):
             assert self._giving_up is not None
             return self._end(self._giving_up)
+        if self.stage is Stage.LOOKING_UP:
+            return self._looked_up(outcome, now)
+        if self.stage is Stage.ASKING:
+            return self._asked(outcome, now)
         if isinstance(outcome, LogText):
             self.lane.clear()
             return self._look(outcome.octets, now)
@@ -221,6 +250,8 @@ class Failover:
         if self._giving_up is not None:
             self._write_end(self._giving_up, now)
             return None
+        if self._ask is not None:
+            return self._ask_state(now)
         if history.fence > self._epoch and history.fenced_by == self._author:
             self._epoch = history.fence
             self.stage = Stage.PUBLISHING
@@ -230,7 +261,54 @@ class Failover:
             self._stood_back, self._resume_at = history.epoch, now + STAND_BACK_S
             self.stage = Stage.STANDING_BACK
             return None
-        return self._fence(max(history.epoch, self._epoch) + 1, history, now)
+        if history.epoch > self._epoch and self._plan.record is not None:
+            self.stage = Stage.LOOKING_UP
+            self.lane.send(ReadRecord(ref=self._plan.record), now)
+            return None
+        return self._fence_next(now)
+
+    def _fence_next(self, now: float) -> Result | None:
+        history = self._history
+        return self._fence(max(history.epoch if history is not None else 0, self._epoch) + 1, history, now)
+
+    # Whether it lives (89, 106)
+
+    def _looked_up(self, outcome: Outcome, now: float) -> Result | None:
+        """Where the router that fenced before us means to have it."""
+        if isinstance(outcome, RecordText):
+            self.lane.clear()
+            try:
+                record = read_directory_record(outcome.octets)
+            except Problem:
+                return self._fence_next(now)
+            if self._history is None or record.epoch != self._history.epoch:
+                return self._fence_next(now)
+            self._ask, self._follow = record.verifier, True
+            return self._ask_state(now)
+        if passing(outcome) and self.lane.tries < self._patience.tries:
+            self.lane.wait(now, retry_after_s(outcome))
+            return None
+        return self._fence_next(now)
+
+    def _ask_state(self, now: float) -> Result | None:
+        assert self._ask is not None
+        self.stage = Stage.ASKING
+        self.lane.send(AskState(verifier=self._ask, session=self._plan.session), now)
+        return None
+
+    def _asked(self, outcome: Outcome, now: float) -> Result | None:
+        history, verifier, follow = self._history, self._ask, self._follow
+        assert verifier is not None
+        epoch = max(history.epoch if history is not None else 0, FIRST_EPOCH)
+        if isinstance(outcome, SessionState) and outcome.epoch == epoch:
+            self.stop()
+            return Adopted(verifier, outcome, follow)
+        opening = isinstance(outcome, Refused) and outcome.status == 503
+        if opening or (passing(outcome) and self.lane.tries < self._patience.tries):
+            self.lane.wait(now, retry_after_s(outcome))  # it may be on its way there (503), or was only not heard
+            return None
+        self._ask, self._follow = None, False
+        return self._fence_next(now)
 
     def _no_log(self, now: float) -> Result | None:
         """Nothing was ever committed there; the verifier may not even have created it (decision 86)."""
@@ -239,7 +317,7 @@ class Failover:
             return self._end(GaveUp("log_lost", "the commit log is gone: store fault"))
         if self._giving_up is not None:
             return self._end(self._giving_up)
-        return self._fence(self._epoch + 1, None, now)
+        return self._fence_next(now) if self._ask is None else self._ask_state(now)
 
     def _fence(self, epoch: int, history: History | None, now: float) -> Result | None:
         round_ = history.round if history is not None else 0

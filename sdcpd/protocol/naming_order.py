@@ -53,6 +53,11 @@ class NamingOrder:
         self._counter = seq % _COUNTER_END
         return True
 
+    def overtaken(self, state: SessionState | None) -> bool:
+        """Whether the verifier holds a `seq` of a later incarnation: another router has taken the session up (111)."""
+        seq = UNSET if state is None else state.seq
+        return not isinstance(seq, UnsetType) and seq // _COUNTER_END > self._incarnation
+
     def is_news(self, event: Event, epoch: int, state: SessionState | None) -> bool:
         """Whether to act on an event. The end of a session is news whatever `seq` it names.
 

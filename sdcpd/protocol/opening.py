@@ -1,15 +1,18 @@
-"""Opening one session at one verifier, for the first time or to resume it (draft 6.1, 6.9; decisions 29, 30, 36).
+"""Opening one session at one verifier, for the first time or to resume it (draft 6.1, 6.9; 29, 30, 36, 106).
 
+First the directory is told where the session will be, so that a router which restarts finds it; then it is opened.
 An open that got no answer may have been carried out. So it is repeated with the identical body, and only to the same
 verifier: at another one the session is opened at another, fenced epoch (30), which is `Unopened`'s meaning. At the
 first epoch the verifier's word is final where it refuses, as it speaks of the request; at a later one it may be that
 verifier alone (full, out of step with the log), and another is asked if there is one.
 """
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
+from msgspec.structs import replace
 
+from sdcpd.protocol.directory import first_open, write_directory_record
 from sdcpd.protocol.failover import Resumable
-from sdcpd.protocol.messages import SessionOpen, SessionState
+from sdcpd.protocol.messages import SessionState
 from sdcpd.protocol.placement_values import (
     FIRST_EPOCH,
     Ending,
@@ -19,6 +22,8 @@ from sdcpd.protocol.placement_values import (
     Patience,
     Plan,
     Refused,
+    Stored,
+    WriteRecord,
     passing,
     retry_after_s,
     words,
@@ -32,14 +37,19 @@ class Unopened(Struct, frozen=True):
 
 
 class Opening:
-    """The session-open of one epoch, on the placement's main lane. `lost`: some try may yet be carried out."""
+    """Record and session-open of one epoch, on the placement's main lane.
+
+    `lost`: some session-open may yet be carried out. `tag` is the entity tag of the record as it was written last.
+    """
 
     def __init__(self, plan: Plan, lane: MainLane, patience: Patience) -> None:
         self.lost = False
+        self.tag: str | None = None
         self._plan = plan
         self._lane = lane
         self._patience = patience
         self._epoch = FIRST_EPOCH
+        self._opening: Open | None = None  # waits for its record
 
     def first(self, now: float) -> None:
         """Open it where it was placed first (6.1)."""
@@ -51,19 +61,20 @@ class Opening:
 
     def _send(self, verifier: str, epoch: int, resumed: Resumable | None, now: float) -> None:
         self.lost, self._epoch = False, epoch
-        message = SessionOpen(
-            session=self._plan.session,
-            epoch=epoch,
-            contract=self._plan.contract,
-            prompt=self._plan.prompt,
-            commit_log=self._plan.commit_log,
-            resume=UNSET if resumed is None else resumed.resume,
-            router=self._plan.router,
-        )
-        self._lane.send(Open(verifier=verifier, message=message), now)
+        message = first_open(self._plan)
+        if resumed is not None:
+            message = replace(message, epoch=epoch, resume=resumed.resume)
+        self._opening = Open(verifier=verifier, message=message)
+        if self._plan.record is None:
+            self._lane.send(self._opening, now)
+            return
+        record = write_directory_record(self._plan, verifier=verifier, epoch=epoch, drafter=None)
+        self._lane.send(WriteRecord(ref=self._plan.record, octets=record, if_match=self.tag), now)
 
     def outcome(self, outcome: Outcome, now: float, *, elsewhere: bool) -> SessionState | Unopened | Ending | None:
         """How a try ended. `elsewhere`: another verifier could take the session. None: it is being repeated."""
+        if isinstance(self._lane.action, WriteRecord):
+            return self._recorded(outcome, now)
         if isinstance(outcome, SessionState):
             self._lane.clear()
             return outcome
@@ -82,6 +93,21 @@ class Opening:
             return Ending(finish=Action.FAIL, reason="verifier_refused", detail=words(outcome), gone=gone)
         code = "verifier_unreachable" if isinstance(outcome, Lost) else "verifier_overloaded"
         return Ending(finish=Action.FAIL, reason=code, detail=f"gave up after {tried_s:.1f} s: {words(outcome)}")
+
+    def _recorded(self, outcome: Outcome, now: float) -> Ending | None:
+        """A record that holds this already is Stored as well, so a lost answer is settled by writing it again."""
+        if isinstance(outcome, Stored):
+            assert self._opening is not None
+            self.tag = outcome.tag
+            self._lane.send(self._opening, now)
+        elif passing(outcome) and now - self._lane.since < self._patience.open_give_up_s:
+            self._lane.wait(now, retry_after_s(outcome))
+        else:
+            self._lane.clear()
+            taken = isinstance(outcome, Refused) and outcome.status == 412
+            reason = "taken_over" if taken else "directory_unreachable"
+            return Ending(finish=Action.FAIL, reason=reason, detail=words(outcome), gone=True)
+        return None
 
     def _may_go_on(self, outcome: Outcome, elsewhere: bool) -> bool:
         if passing(outcome):

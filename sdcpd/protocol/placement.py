@@ -22,14 +22,12 @@ Knows the fleet (who is alive, whom to prefer); refuses to know tasks, HTTP and 
 returns what to do next, in order, and none raises but `event`, when its sender is wrong.
 """
 
-from enum import Enum
-
 from msgspec import UnsetType
 
 from sdcpd.protocol.assigning import Assignments
 from sdcpd.protocol.cleanup import Cleanup
 from sdcpd.protocol.drafter_choice import DrafterChoice
-from sdcpd.protocol.failover import Failover, GaveUp, Over, Result, Resumable
+from sdcpd.protocol.failover import Adopted, Failover, GaveUp, Over, Result, Resumable
 from sdcpd.protocol.fleet import Fleet
 from sdcpd.protocol.messages import Assignment, Event, SessionState
 from sdcpd.protocol.naming_order import NamingOrder
@@ -40,8 +38,6 @@ from sdcpd.protocol.placement_values import (
     FIRST_EPOCH,
     Accepted,
     Assign,
-    Close,
-    Drop,
     Ending,
     FailingOver,
     Moved,
@@ -49,34 +45,18 @@ from sdcpd.protocol.placement_values import (
     Open,
     Outcome,
     Patience,
+    Phase,
     Plan,
     Publish,
-    Read,
-    ReadLog,
     Refused,
-    WriteLog,
+    WriteRecord,
     passing,
     retry_after_s,
     words,
 )
-from sdcpd.protocol.retry_lane import Lane, MainLane, Outbox, Step
+from sdcpd.protocol.retry_lane import AnyLane, Lane, MainLane, Outbox, Step
 from sdcpd.protocol.terms import Action, State
-
-AnyLane = MainLane | Lane[Read] | Lane[ReadLog | WriteLog | Publish] | Lane[Close] | Lane[Drop]
-
-
-class Phase(Enum):
-    """Where the main lane of a session stands; see the module's text."""
-
-    OPENING = "opening"
-    NAMING = "naming"
-    GATHERING = "gathering"
-    PUBLISHING = "publishing"
-    ASSIGNING = "assigning"
-    SETTLED = "settled"
-    RECOVERING = "recovering"
-    ENDING = "ending"
-    ENDED = "ended"
+from sdcpd.protocol.verifier_watch import VerifierWatch
 
 
 class Placement:
@@ -107,12 +87,12 @@ class Placement:
         self._order = NamingOrder(plan.incarnation)
         self._choice = DrafterChoice(plan, fleet, patience.drafter_rest_s)
         self._assignments = Assignments(plan)
-        self._verifier_boot = plan.verifier_boot
-        self._boot_since: float | None = None  # a status received later than this tells the boot; None: it is known
+        self._watch = VerifierWatch(fleet, plan.verifier, plan.verifier_boot)
         self._target_boot: bytes | None = None
         self._named_at = 0  # committed length when the target was named
         self._assigned: str | None = None  # the drafter that may hold the latest assignment sent
         self._unprofitable = False  # the verifier asked for 110 (event kind 3)
+        self._follows = False  # another router cares for the session: it is read, and nobody is named (89)
         self._decodes_alone = True  # until the answer to a 110 lacks state 3
 
     # -- what others may ask ------------------------------------------------------------------------------------
@@ -150,6 +130,16 @@ class Placement:
         """Send session-open (6.1). At this epoch to this verifier only, whatever becomes of it (decision 30)."""
         assert self._outbox.calls == 0
         self._opening.first(now)
+        return self._outbox.take()
+
+    def adopt(self, epoch: int, tag: str, now: float) -> tuple[Step, ...]:
+        """Instead of `start`: take the session up where the directory says that it is, at `epoch` (106). `tag` is that
+        of its record, in which the incarnation was raised."""
+        if epoch > FIRST_EPOCH:
+            self._reader.move(self.verifier, epoch)
+        self.epoch, self._opening.tag = epoch, tag
+        self.phase = Phase.RECOVERING
+        self._failover.adopt(epoch, self.verifier, now)
         return self._outbox.take()
 
     def outcome(self, call: int, outcome: Outcome, now: float) -> tuple[Step, ...]:
@@ -216,7 +206,7 @@ class Placement:
             self._cleanup.open_settled(outcome, now)
             return
         match self._main.action:
-            case Open():
+            case WriteRecord() | Open():
                 self._open_outcome(outcome, now)
             case Name():
                 self._name_outcome(outcome, now)
@@ -244,6 +234,9 @@ class Placement:
         """Choose who carries the session on and name it at the verifier. `reason` None: the first time."""
         self._main.clear()
         self._reader.await_nothing()
+        if self._follows:
+            self.phase, self.target = Phase.SETTLED, None
+            return
         chosen = None
         if self._wants_drafter or not self._decodes_alone:
             chosen = self._choice.candidate(now, avoid=avoid, dropping=self._cleanup.dropping)
@@ -286,6 +279,9 @@ class Placement:
             self._await_end(now)
         elif isinstance(outcome, Refused) and outcome.status == 409 and self._order.catch_up(outcome.state):
             self._place("seq_overtaken", now)
+        elif isinstance(outcome, Refused) and outcome.status == 409 and self._order.overtaken(outcome.state):
+            self._follows = True
+            self._place(None, now)
         else:
             self._retry_or_fail(outcome, self._patience.name_give_up_s, now)
 
@@ -364,15 +360,11 @@ class Placement:
 
     def _supervise(self, now: float) -> None:
         """6.9 and decision 95: who is silent too long or restarted is lost; 110: who appears is used."""
-        verifier = self._fleet.get(self.verifier)
         if self.phase is Phase.RECOVERING:
             return
-        if verifier is None or not self._fleet.alive(self.verifier, now):
-            self._fail_over("expired", now)
-        elif self._boot_since is not None and verifier.received_at > self._boot_since:
-            self._verifier_boot, self._boot_since = verifier.boot, None
-        elif self._boot_since is None and self._verifier_boot is not None and verifier.boot != self._verifier_boot:
-            self._fail_over("restarted", now)
+        lost = self._watch.trouble(now)
+        if lost is not None:
+            self._fail_over(lost, now)
         elif self.phase in (Phase.OPENING, Phase.ENDING):
             return
         elif self.drafter is not None:
@@ -383,6 +375,7 @@ class Placement:
                 self._place(trouble, now)
         elif (
             self.phase is Phase.SETTLED
+            and not self._follows
             and (self.target is None or self._wants_drafter)
             and self._choice.candidate(now, avoid=None, dropping=self._cleanup.dropping) is not None
         ):
@@ -405,15 +398,24 @@ class Placement:
     def _recover(self, result: Result | None, now: float) -> None:
         match result:
             case Resumable(verifier=verifier, boot=boot, epoch=epoch, resume=resume):
-                # One that is asked again may have restarted since it last reported: its next status tells.
-                self._boot_since = now if verifier == self.verifier else None
-                self.verifier, self._verifier_boot, self.epoch = verifier, boot, epoch
+                self._watch.moved(verifier, boot, now, unsure=verifier == self.verifier)
+                self.verifier, self.epoch = verifier, epoch
                 self.round = max(self.round, resume.round)
                 self._assignments.moved(resume.round)
-                self._unprofitable, self._decodes_alone = False, True
+                self._unprofitable, self._decodes_alone, self._follows = False, True, False
                 self._reader.move(verifier, epoch)
                 self.phase = Phase.OPENING
                 self._opening.resume(result, now)
+            case Adopted(verifier=verifier, state=state, follow=follow):
+                self._watch.moved(verifier, None, now, unsure=True)
+                self.verifier = verifier
+                if state.epoch > self.epoch:
+                    self.epoch = state.epoch
+                    self._reader.move(verifier, state.epoch)
+                self._follows = follow
+                if self._note_state(state, now):
+                    self._reader.begin(now)
+                    self._place(None, now)
             case Over(ending=end):
                 cancelled = end.reason == "cancelled"
                 self._end(Ending(finish=end.finish, reason=end.reason, cancelled=cancelled, gone=True), now)
@@ -472,17 +474,17 @@ class Placement:
         """The session is over for the client; what it holds elsewhere is being let go."""
         assert self.ending is None
         opening = self.phase is Phase.OPENING
-        nowhere = self.phase is Phase.RECOVERING and not self._fleet.alive(self.verifier, now)
+        lost = self.phase is Phase.RECOVERING and not self._watch.alive(now)
         self.ending = ending
         self.phase = Phase.ENDED
         if ending.stats is not None:
             self.round = max(self.round, ending.stats.rounds)  # rounds are consecutive from 1, and this counts them
         self._reader.leave()
         self._failover.stop()
-        open_in_flight = opening and self._main.in_flight
+        open_in_flight = self._main.in_flight and isinstance(self._main.action, Open)
         if not open_in_flight:
             self._main.clear()
-        if not ending.gone and not nowhere and (open_in_flight or self._opening.lost or not opening):
+        if not (ending.gone or lost or self._follows) and (open_in_flight or self._opening.lost or not opening):
             self._cleanup.close(
                 self.verifier, now, open_in_flight=open_in_flight, open_lost=opening and self._opening.lost
             )

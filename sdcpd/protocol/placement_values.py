@@ -4,6 +4,7 @@ An *action* is one call to make, with the number under which its *outcome* is to
 call under the deadline it has for that kind and reports exactly one outcome, or none if the session ended meanwhile.
 """
 
+from enum import Enum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -15,13 +16,29 @@ FIRST_EPOCH: Final = 1
 """Of every session at its first verifier (6.1); each attempt at another one takes a higher one (6.9, decision 30)."""
 
 
+class Phase(Enum):
+    """Where the main lane of a session stands; see placement.py."""
+
+    OPENING = "opening"
+    NAMING = "naming"
+    GATHERING = "gathering"
+    PUBLISHING = "publishing"
+    ASSIGNING = "assigning"
+    SETTLED = "settled"
+    RECOVERING = "recovering"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     """All that is fixed for one session when it is placed.
 
     `objects` is the base under which this session's objects are named, ending in `/` (cache part of the decisions).
     `verifier` is the first one; where the session lives later is the machine's to say. `incarnation` is the upper half
-    of every `seq` (decision 111). `nonce` makes this router's fences its own (decision 85). `jitter` in [0.5, 1]
-    stretches this session's backoffs, so that sessions which failed together do not retry together.
+    of every `seq` (decision 111). `nonce` makes this router's fences its own (decision 85).
+    `record` is where the directory record goes (106), None for a session without one, and `model` the name a client
+    used. `jitter` in [0.5, 1] stretches this session's backoffs, so that sessions which failed together do not retry
+    together.
     """
 
     session: bytes
@@ -37,6 +54,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     incarnation: Annotated[int, Meta(ge=0, lt=1 << 31)]
     speculation: bool
     nonce: str = ""
+    record: str | None = None
+    model: str = ""
     jitter: float = 1.0
 
 
@@ -139,7 +158,30 @@ class WriteLog(Call, frozen=True, kw_only=True):
     if_match: str | None
 
 
-PlacementAction = Open | Name | Publish | Assign | Drop | Read | Close | ReadLog | WriteLog
+class WriteRecord(Call, frozen=True, kw_only=True):
+    """Make this the content of a directory record that is at the tag `if_match`, or not there (None): Stored."""
+
+    ref: str
+    octets: bytes
+    if_match: str | None
+
+
+class ReadRecord(Call, frozen=True, kw_only=True):
+    """Read a directory record: RecordText."""
+
+    ref: str
+
+
+class AskState(Call, frozen=True, kw_only=True):
+    """GET sessions/{id} at a verifier (decision 37)."""
+
+    verifier: str
+    session: bytes
+
+
+PlacementAction = (
+    Open | Name | Publish | Assign | Drop | Read | Close | ReadLog | WriteLog | WriteRecord | ReadRecord | AskState
+)
 
 
 class Accepted(Struct, frozen=True):
@@ -168,8 +210,21 @@ class LogText(Struct, frozen=True):
     octets: bytes
 
 
-Outcome = SessionState | Output | LogText | Accepted | Refused | Lost
-"""SessionState answers Open and Name, Output answers Read, LogText answers ReadLog, Accepted the rest."""
+class RecordText(Struct, frozen=True):
+    """The octets of a directory record."""
+
+    octets: bytes
+
+
+class Stored(Struct, frozen=True):
+    """The record is durable; `tag` is its new entity tag."""
+
+    tag: str
+
+
+Outcome = SessionState | Output | LogText | RecordText | Stored | Accepted | Refused | Lost
+"""SessionState answers Open, Name and AskState, Output answers Read, LogText ReadLog, RecordText ReadRecord, Stored
+WriteRecord, Accepted the rest."""
 
 
 class Ending(Struct, frozen=True, kw_only=True):

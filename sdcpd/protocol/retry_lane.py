@@ -5,7 +5,10 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from sdcpd.protocol.placement_values import (
+    AskState,
     Assign,
+    Close,
+    Drop,
     FailingOver,
     Moved,
     Name,
@@ -13,6 +16,11 @@ from sdcpd.protocol.placement_values import (
     Patience,
     PlacementAction,
     Publish,
+    Read,
+    ReadLog,
+    ReadRecord,
+    WriteLog,
+    WriteRecord,
 )
 
 C = TypeVar("C", bound=PlacementAction)
@@ -99,5 +107,10 @@ class Lane(Generic[C]):
         self.action = self.due = None
 
 
-MainLane = Lane[Open | Name | Publish | Assign]
+MainLane = Lane[WriteRecord | Open | Name | Publish | Assign]
 """What a placement does one after the other."""
+
+FailoverLane = Lane[ReadLog | WriteLog | Publish | ReadRecord | AskState]
+"""What a failover does one after the other."""
+
+AnyLane = MainLane | FailoverLane | Lane[Read] | Lane[Close] | Lane[Drop]

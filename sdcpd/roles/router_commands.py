@@ -16,7 +16,7 @@ from msgspec import Struct
 from sdcpd.cache.refs import log_reference
 from sdcpd.protocol.commit_log import FenceRecord, read_records, write_record
 from sdcpd.protocol.fleet import Fleet
-from sdcpd.protocol.placement import Phase
+from sdcpd.protocol.placement_values import Phase
 from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, UnknownResource
 from sdcpd.protocol.terms import InstanceRole, session_from_path_id
 from sdcpd.protocol.uris import normalize_base_uri

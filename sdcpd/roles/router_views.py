@@ -3,7 +3,7 @@
 from msgspec import Struct, UnsetType
 
 from sdcpd.protocol.fleet import Instance
-from sdcpd.protocol.placement import Phase
+from sdcpd.protocol.placement_values import Phase
 from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.session_task import SessionTask
 

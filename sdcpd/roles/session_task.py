@@ -17,6 +17,7 @@ from sdcpd.protocol.messages import Event, Output, SessionState
 from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import (
     Accepted,
+    AskState,
     Assign,
     Close,
     Drop,
@@ -32,11 +33,16 @@ from sdcpd.protocol.placement_values import (
     Publish,
     Read,
     ReadLog,
+    ReadRecord,
+    RecordText,
     Refused,
+    Stored,
     WriteLog,
+    WriteRecord,
 )
 from sdcpd.protocol.retry_lane import Step
 from sdcpd.protocol.terms import Action, session_path_id
+from sdcpd.roles.adoption import Claimed
 from sdcpd.roles.ports import (
     Appended,
     AppendOutcome,
@@ -62,10 +68,26 @@ Answer = SessionState | Output | Done | Refusal | AppendOutcome | ReadOutcome
 
 
 class SessionTask:
-    """Drives one Placement. `left` is set by the client's side; everything else happens in `run`."""
+    """Drives one Placement. `left` is set by the client's side; everything else happens in `run`.
 
-    def __init__(self, placement: Placement, *, model: str, ports: Ports, settings: RouterSettings) -> None:
+    `attended`: a client holds the session, and its leaving ends it. One that was adopted from the directory belongs to
+    whoever reads its output; `unread` tells whether nobody does.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        model: str,
+        ports: Ports,
+        settings: RouterSettings,
+        adopted: Claimed | None = None,
+    ) -> None:
         self.placement = placement
+        self.attended = adopted is None
+        self._adopted = adopted
+        self._readers = 0
+        self._read_at = ports.clock.now()
         self.model = model
         self.started_at = ports.clock.now()
         self._ports = ports
@@ -93,7 +115,7 @@ class SessionTask:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 if not self._left:
-                    self._do(placement.start(clock.now()))
+                    self._do(self._begin(clock.now()))
                 while True:
                     if self._left:
                         self._do(placement.cancel(clock.now()))
@@ -107,6 +129,28 @@ class SessionTask:
             self._nursery = None
             self._stopped = True  # if the role was stopped before the session ended, its reader must not wait for ever
             self._output.notify()
+
+    def _begin(self, now: float) -> tuple[Step, ...]:
+        if self._adopted is None:
+            return self.placement.start(now)
+        return self.placement.adopt(self._adopted.record.epoch, self._adopted.tag, now)
+
+    def unread(self, now: float, limit_s: float) -> bool:
+        """Whether nobody holds the session and nobody has read of it for `limit_s` (decision 106)."""
+        return not self.attended and self._readers == 0 and now - self._read_at >= limit_s
+
+    async def read(self, start: int, wait_s: float) -> Output:
+        """The page from `start` on for somebody who reads from outside, waiting up to `wait_s` for it (6.7, 38)."""
+        self._readers += 1
+        try:
+            with trio.move_on_after(wait_s):
+                while (page := self.page(start)) is None:
+                    await self.more()
+                return page
+            return Output(session=self.session, epoch=self.placement.epoch, from_=start, tokens=(), final=False)
+        finally:
+            self._readers -= 1
+            self._read_at = self._ports.clock.now()
 
     def leave(self) -> None:
         """The client is gone: the session is to be cancelled, unless it has ended. Only marks it; never waits."""
@@ -214,6 +258,14 @@ class SessionTask:
                 return await within(settings.close_deadline_s, lambda: peers.cancel_session(verifier, session))
             case ReadLog(ref=ref):
                 return await within(settings.log_deadline_s, lambda: self._ports.objects.read_log(ref))
+            case WriteRecord(ref=ref, octets=octets, if_match=tag):
+                return await within(
+                    settings.publish_deadline_s, lambda: self._ports.objects.write_record(ref, octets, tag)
+                )
+            case ReadRecord(ref=ref):
+                return await within(settings.log_deadline_s, lambda: self._ports.objects.read_record(ref))
+            case AskState(verifier=verifier, session=session):
+                return await within(settings.name_deadline_s, lambda: peers.session_state(verifier, session))
             case WriteLog():
                 return await within(settings.log_deadline_s, lambda: self._write_log(action))
             case _:
@@ -255,14 +307,18 @@ def _outcome(action: PlacementAction, answer: Answer) -> Outcome:
     match answer:
         case SessionState() | Output():
             return answer
+        case Appended(tag=tag) if isinstance(action, WriteRecord):
+            return Stored(tag)
         case Done() | Appended():
             return Accepted()
+        case Content(octets=octets) if isinstance(action, ReadRecord):
+            return RecordText(octets)
         case Content(octets=octets):
             return LogText(octets)
         case Missing():
-            return Refused(status=404, detail="there is no such log")
-        case TagMismatch() if isinstance(action, WriteLog):
-            return Refused(status=412, detail="the log is not at this tag")
+            return Refused(status=404, detail="there is no such object")
+        case TagMismatch() if isinstance(action, WriteLog | WriteRecord):
+            return Refused(status=412, detail="it is not at this tag")
         case TagMismatch():
             return Accepted()  # the object is there already: written once, by this session, for this round
         case Refusal():

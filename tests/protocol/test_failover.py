@@ -8,7 +8,6 @@ from msgspec import UNSET
 from sdcpd.protocol.commit_log import EndRecord, FenceRecord, read_records
 from sdcpd.protocol.encoding import decode_tokens
 from sdcpd.protocol.messages import Output, SessionState
-from sdcpd.protocol.placement import Phase
 from sdcpd.protocol.placement_values import (
     Accepted,
     Assign,
@@ -19,6 +18,7 @@ from sdcpd.protocol.placement_values import (
     Open,
     Outcome,
     Patience,
+    Phase,
     Publish,
     Read,
     ReadLog,

@@ -191,7 +191,7 @@ async def running_cluster(
         return cluster.router
 
     cluster.start_verifier, cluster.start_router = start_verifier, start_router
-    cache_settings = CacheSettings()
+    cache_settings = CacheSettings(commit_durability="page_cache")  # no test here cuts the power
     cluster.cache = Cache(cache_settings, ports("cache", uris["cache"]), RealFiles(state_dir))
     network.serve(uris["cache"], cache_dispatcher(cluster.cache, cache_settings, meters).handle)
     for number, source in enumerate(sources):

@@ -8,7 +8,7 @@ from sdcpd.protocol import digests
 from sdcpd.protocol.commit_log import CommitRecord, Control, FenceRecord, Record, log_tag, read_records, write_record
 from sdcpd.protocol.fleet import Fleet
 from sdcpd.protocol.messages import Contract, Event, Output, SessionState, Status
-from sdcpd.protocol.placement import Phase, Placement
+from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import (
     Accepted,
     Assign,
@@ -22,6 +22,7 @@ from sdcpd.protocol.placement_values import (
     Open,
     Outcome,
     Patience,
+    Phase,
     Plan,
     Publish,
     Read,

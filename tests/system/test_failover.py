@@ -28,11 +28,6 @@ V1, V2, V3 = verifier_uri(0), verifier_uri(1), verifier_uri(2)
 Blow = Callable[[Cluster, str], Awaitable[None]]
 
 
-@pytest.fixture(autouse=True)
-def _virtual_limit(autojump_clock: MockClock) -> None:
-    """All of this file runs in virtual time."""
-
-
 @asynccontextmanager
 async def cluster_of(path: Path, verifiers: int = 2, drafters: int = 1, pass_s: float = 0.01) -> AsyncIterator[Cluster]:
     with trio.fail_after(3600):
@@ -92,7 +87,9 @@ async def log_of(cluster: Cluster) -> list[Record]:
 
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("at", [0, 1, 20])
-async def test_a_verifier_killed_in_mid_answer(tmp_path: Path, at: int, speculation: bool) -> None:
+async def test_a_verifier_killed_in_mid_answer(
+    tmp_path: Path, at: int, speculation: bool, autojump_clock: MockClock
+) -> None:
     async with cluster_of(tmp_path) as cluster:
 
         async def kill(verifier: str) -> None:
@@ -105,7 +102,7 @@ async def test_a_verifier_killed_in_mid_answer(tmp_path: Path, at: int, speculat
         assert rounds == list(range(1, len(rounds) + 1))
 
 
-async def test_a_verifier_restarted_at_once_at_the_same_address(tmp_path: Path) -> None:
+async def test_a_verifier_restarted_at_once_at_the_same_address(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Decisions 93, 95: it forgot its sessions, and says so by another boot, or by 404 before that."""
     async with cluster_of(tmp_path, verifiers=1) as cluster:
 
@@ -119,7 +116,7 @@ async def test_a_verifier_restarted_at_once_at_the_same_address(tmp_path: Path) 
         assert cluster.engines[V1].free_pages == cluster.engines[V1].info.pages
 
 
-async def test_a_zombie_keeps_computing_and_stops_by_itself(tmp_path: Path) -> None:
+async def test_a_zombie_keeps_computing_and_stops_by_itself(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Cut off from the router alone: "even if it is only partitioned, can no longer commit or release output"."""
     async with cluster_of(tmp_path, pass_s=0.2) as cluster:
         lost: list[str] = []
@@ -139,7 +136,7 @@ async def test_a_zombie_keeps_computing_and_stops_by_itself(tmp_path: Path) -> N
         assert cluster.meters.counts["fenced_appends_total"] >= 1
 
 
-async def test_a_false_alarm_costs_time_only(tmp_path: Path) -> None:
+async def test_a_false_alarm_costs_time_only(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Decision 95, and the zombie is told by the refusal of its events (it has nothing to append)."""
     async with cluster_of(tmp_path) as cluster:
         moved: list[str] = []
@@ -155,7 +152,9 @@ async def test_a_false_alarm_costs_time_only(tmp_path: Path) -> None:
         assert cluster.engines[moved[0]].free_pages == cluster.engines[moved[0]].info.pages
 
 
-async def test_a_false_alarm_with_one_verifier_rebuilds_the_session_there(tmp_path: Path) -> None:
+async def test_a_false_alarm_with_one_verifier_rebuilds_the_session_there(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """Decision 29: "Higher epoch: [...] drop the old state and rebuild"."""
     async with cluster_of(tmp_path, verifiers=1) as cluster:
 
@@ -166,7 +165,7 @@ async def test_a_false_alarm_with_one_verifier_rebuilds_the_session_there(tmp_pa
         assert cluster.engine.free_pages == cluster.engine.info.pages
 
 
-async def test_two_verifiers_die_one_after_the_other(tmp_path: Path) -> None:
+async def test_two_verifiers_die_one_after_the_other(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with cluster_of(tmp_path, verifiers=3) as cluster:
 
         async def kill_both(verifier: str) -> None:
@@ -184,7 +183,9 @@ async def test_two_verifiers_die_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["PATCH", "GET"])
-async def test_answers_of_the_log_are_lost_while_it_is_fenced(tmp_path: Path, what: str) -> None:
+async def test_answers_of_the_log_are_lost_while_it_is_fenced(
+    tmp_path: Path, what: str, autojump_clock: MockClock
+) -> None:
     """Settled by reading: one fence, whatever was lost (decision 85)."""
     async with cluster_of(tmp_path) as cluster:
         losses = [3]
@@ -204,7 +205,7 @@ async def test_answers_of_the_log_are_lost_while_it_is_fenced(tmp_path: Path, wh
         assert [fence.epoch for fence in fences] == [2]
 
 
-async def test_the_new_verifier_dies_between_fence_and_open(tmp_path: Path) -> None:
+async def test_the_new_verifier_dies_between_fence_and_open(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with cluster_of(tmp_path, verifiers=3) as cluster:
         opened: list[str] = []
 
@@ -221,7 +222,9 @@ async def test_the_new_verifier_dies_between_fence_and_open(tmp_path: Path) -> N
         whole(await stream(cluster, 20, kill), epoch=3)
 
 
-async def test_the_open_of_the_new_verifier_is_answered_into_the_void(tmp_path: Path) -> None:
+async def test_the_open_of_the_new_verifier_is_answered_into_the_void(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """Repeated with the identical body, it finds the session open (decision 29)."""
     async with cluster_of(tmp_path) as cluster:
         losses = [2]
@@ -239,7 +242,7 @@ async def test_the_open_of_the_new_verifier_is_answered_into_the_void(tmp_path: 
         whole(await stream(cluster, 20, kill), epoch=2)
 
 
-async def test_a_verifier_that_dies_before_it_answers_the_open(tmp_path: Path) -> None:
+async def test_a_verifier_that_dies_before_it_answers_the_open(tmp_path: Path, autojump_clock: MockClock) -> None:
     """The log may be empty, or not there at all (decision 86)."""
     async with cluster_of(tmp_path) as cluster:
         struck: list[str] = []
@@ -259,7 +262,7 @@ async def test_a_verifier_that_dies_before_it_answers_the_open(tmp_path: Path) -
         whole((tokens, final), epoch=2)
 
 
-async def test_many_sessions_survive_their_verifier(tmp_path: Path) -> None:
+async def test_many_sessions_survive_their_verifier(tmp_path: Path, autojump_clock: MockClock) -> None:
     prompts = [(9 + n, 4, 5 + n) for n in range(12)]
     async with cluster_of(tmp_path, drafters=2) as cluster:
         results: dict[int, list[int]] = {}

@@ -25,11 +25,6 @@ ROUTER = f"{BASE}router/"
 V1 = verifier_uri(0)
 
 
-@pytest.fixture(autouse=True)
-def _virtual_limit(autojump_clock: MockClock) -> None:
-    """All of this file runs in virtual time."""
-
-
 @asynccontextmanager
 async def cluster_of(
     path: Path, verifiers: int = 2, settings: RouterSettings | None = None, pass_s: float = 0.2
@@ -97,7 +92,7 @@ async def abandoned(cluster: Cluster, at: int, *, speculation: bool = True) -> R
     ("at", "gone_s", "speculation"), [(1, 0.0, True), (20, 0.5, True), (20, 2.0, False), (20, 20.0, False)]
 )
 async def test_the_router_restarts_and_the_reader_gets_the_rest(
-    tmp_path: Path, at: int, gone_s: float, speculation: bool
+    tmp_path: Path, at: int, gone_s: float, speculation: bool, autojump_clock: MockClock
 ) -> None:
     async with cluster_of(tmp_path) as cluster:
         reader = await abandoned(cluster, at, speculation=speculation)
@@ -111,7 +106,7 @@ async def test_the_router_restarts_and_the_reader_gets_the_rest(
         assert (shown.model, shown.epoch) == (MODEL, 1)
 
 
-async def test_its_verifier_died_meanwhile(tmp_path: Path) -> None:
+async def test_its_verifier_died_meanwhile(tmp_path: Path, autojump_clock: MockClock) -> None:
     """ "else fence and resume" """
     async with cluster_of(tmp_path) as cluster:
         reader = await abandoned(cluster, 20)
@@ -123,7 +118,7 @@ async def test_its_verifier_died_meanwhile(tmp_path: Path) -> None:
         assert reader.final.epoch == 2
 
 
-async def test_its_verifier_restarted_meanwhile(tmp_path: Path) -> None:
+async def test_its_verifier_restarted_meanwhile(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with cluster_of(tmp_path, verifiers=1) as cluster:
         reader = await abandoned(cluster, 20)
         cluster.stop(V1)
@@ -133,7 +128,7 @@ async def test_its_verifier_restarted_meanwhile(tmp_path: Path) -> None:
         reader.whole()
 
 
-async def test_killed_between_fence_and_open(tmp_path: Path) -> None:
+async def test_killed_between_fence_and_open(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with cluster_of(tmp_path) as cluster:
         killed: list[str] = []
 
@@ -161,7 +156,7 @@ async def test_killed_between_fence_and_open(tmp_path: Path) -> None:
         assert reader.final.epoch >= 3, "the epoch that it had fenced is used by nobody"
 
 
-async def test_it_restarts_twice(tmp_path: Path) -> None:
+async def test_it_restarts_twice(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with cluster_of(tmp_path) as cluster:
         reader = await abandoned(cluster, 20)
         await cluster.start_router()
@@ -173,7 +168,7 @@ async def test_it_restarts_twice(tmp_path: Path) -> None:
         reader.whole()
 
 
-async def test_nobody_reads_for_30_s(tmp_path: Path) -> None:
+async def test_nobody_reads_for_30_s(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with cluster_of(tmp_path, pass_s=1.0) as cluster:
         await abandoned(cluster, 10, speculation=False)
         await cluster.start_router()
@@ -187,7 +182,7 @@ async def test_nobody_reads_for_30_s(tmp_path: Path) -> None:
             await trio.sleep(0.5)
 
 
-async def test_it_ended_while_the_router_was_gone(tmp_path: Path) -> None:
+async def test_it_ended_while_the_router_was_gone(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Decision 39: served from the log for ten minutes, then 410. Decision 106: the record goes then."""
     async with cluster_of(tmp_path, pass_s=0.01) as cluster:
         reader = await abandoned(cluster, 20, speculation=False)
@@ -207,7 +202,9 @@ async def test_it_ended_while_the_router_was_gone(tmp_path: Path) -> None:
         assert cluster.cache.snapshot().directory_records == 0
 
 
-async def test_a_session_that_ended_is_read_at_the_router_while_it_is_remembered(tmp_path: Path) -> None:
+async def test_a_session_that_ended_is_read_at_the_router_while_it_is_remembered(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     async with cluster_of(tmp_path, pass_s=0.01) as cluster:
         request = GenerationRequest(model=MODEL, prompt=PROMPT, max_new=LENGTH, stop=())
         async with cluster.router.generation(request) as generation:
@@ -223,7 +220,7 @@ async def test_a_session_that_ended_is_read_at_the_router_while_it_is_remembered
         assert refused.status == 404
 
 
-async def test_the_cache_answers_late(tmp_path: Path) -> None:
+async def test_the_cache_answers_late(tmp_path: Path, autojump_clock: MockClock) -> None:
     """The directory is asked until it answers; a reader is put off meanwhile, not sent away."""
     async with cluster_of(tmp_path) as cluster:
         reader = await abandoned(cluster, 20)
@@ -242,7 +239,7 @@ async def test_the_cache_answers_late(tmp_path: Path) -> None:
         reader.whole()
 
 
-async def test_the_first_router_was_only_paused(tmp_path: Path) -> None:
+async def test_the_first_router_was_only_paused(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Two lives of one router at once: the older one's assignments are behind, it reads on and disturbs nobody."""
     async with cluster_of(tmp_path) as cluster:
         old = cluster.router
@@ -267,7 +264,7 @@ async def test_the_first_router_was_only_paused(tmp_path: Path) -> None:
 Blow = Callable[[Cluster], Awaitable[None]]
 
 
-async def test_two_lives_of_a_router_lose_the_verifier_at_once(tmp_path: Path) -> None:
+async def test_two_lives_of_a_router_lose_the_verifier_at_once(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Decision 89: both fence with the same new epoch, one wins, the other finds the session alive and follows."""
     async with cluster_of(tmp_path, verifiers=3) as cluster:
         old = cluster.router

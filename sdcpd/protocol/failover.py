@@ -13,8 +13,9 @@ no case of its own, the log is simply read again. Tokens that were committed and
 the log, before any verifier is found. Every attempt at another verifier begins here anew, with a new epoch (30).
 
 Of two routers that fence at once one loses the compare-and-set; it stands back and looks again, and fences anew unless
-the session lives at the other's epoch (89); then it follows. A session that three failovers in a row brought no round
-is given up, so that a poisonous request cannot walk the fleet (91).
+the session lives at the other's epoch (89); then it follows. One that was overtaken, because another router has raised
+the incarnation in the directory (111), never fences again: it only looks for where it can read on. A session that three
+failovers in a row brought no round is given up, so that a poisonous request cannot walk the fleet (91).
 """
 
 from enum import Enum
@@ -116,11 +117,13 @@ class Failover:
     """At most one failover of one session at a time. `epoch` is the highest epoch known to be in use.
 
     `begin` starts one, also while another is under way; `outcome` and `tick` go on with it until they return how it
-    ended. `lane` holds the one call it has under way.
+    ended. `lane` holds the one call it has under way. `yields` is set for good when another router has taken the
+    session up.
     """
 
     def __init__(self, plan: Plan, fleet: Fleet, patience: Patience, outbox: Outbox, copy: OutputCopy) -> None:
         self.stage = Stage.IDLE
+        self.yields = False
         self.lane: FailoverLane = Lane(outbox)
         self._plan = plan
         self._fleet = fleet
@@ -149,7 +152,7 @@ class Failover:
         """When `tick` has something to do besides looking at the fleet and repeating calls."""
         match self.stage:
             case Stage.STANDING_BACK:
-                return self._resume_at
+                return min(self._resume_at, self._since + self._patience.failover_give_up_s)
             case Stage.IDLE:
                 return None
             case Stage.GIVING_UP:
@@ -198,6 +201,8 @@ class Failover:
             return self._end(self._giving_up)  # the record could not be written; the log's own limits end it
         if self.stage is Stage.CHOOSING:
             return self._give_up("verifier_lost", "no other verifier could be found", now)
+        if self.yields:
+            return self._end(GaveUp("taken_over", "another router has the session, and it cannot be read there"))
         return self._end(GaveUp("log_unreachable", "the commit log could not be read, fenced or published in time"))
 
     def outcome(self, outcome: Outcome, now: float) -> Result | None:
@@ -252,22 +257,32 @@ class Failover:
             return None
         if self._ask is not None:
             return self._ask_state(now)
+        if self.yields:
+            return self._look_up(now)
         if history.fence > self._epoch and history.fenced_by == self._author:
             self._epoch = history.fence
             self.stage = Stage.PUBLISHING
             self.lane.send(Publish(ref=self._tokens_ref(history), octets=encode_tokens(history.tokens)), now)
             return None
         if history.epoch > max(self._epoch, self._stood_back):
-            self._stood_back, self._resume_at = history.epoch, now + STAND_BACK_S
-            self.stage = Stage.STANDING_BACK
-            return None
-        if history.epoch > self._epoch and self._plan.record is not None:
-            self.stage = Stage.LOOKING_UP
-            self.lane.send(ReadRecord(ref=self._plan.record), now)
-            return None
-        return self._fence_next(now)
+            self._stood_back = history.epoch
+            return self._stand_back(now)
+        return self._look_up(now) if history.epoch > self._epoch else self._fence_next(now)
+
+    def _stand_back(self, now: float) -> Result | None:
+        self.stage, self._resume_at = Stage.STANDING_BACK, now + STAND_BACK_S
+        return None
+
+    def _look_up(self, now: float) -> Result | None:
+        if self._plan.record is None:
+            return self._fence_next(now)
+        self.stage = Stage.LOOKING_UP
+        self.lane.send(ReadRecord(ref=self._plan.record), now)
+        return None
 
     def _fence_next(self, now: float) -> Result | None:
+        if self.yields:
+            return self._stand_back(now)
         history = self._history
         return self._fence(max(history.epoch if history is not None else 0, self._epoch) + 1, history, now)
 

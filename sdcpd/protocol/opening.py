@@ -36,6 +36,13 @@ class Unopened(Struct, frozen=True):
     """Not here: the session is to be taken to another verifier, at a new epoch."""
 
 
+class Overtaken(Struct, frozen=True):
+    """The directory record was changed by somebody else: another router has taken the session up (111)."""
+
+
+Opened = SessionState | Unopened | Overtaken | Ending | None
+
+
 class Opening:
     """Record and session-open of one epoch, on the placement's main lane.
 
@@ -71,7 +78,7 @@ class Opening:
         record = write_directory_record(self._plan, verifier=verifier, epoch=epoch, drafter=None)
         self._lane.send(WriteRecord(ref=self._plan.record, octets=record, if_match=self.tag), now)
 
-    def outcome(self, outcome: Outcome, now: float, *, elsewhere: bool) -> SessionState | Unopened | Ending | None:
+    def outcome(self, outcome: Outcome, now: float, *, elsewhere: bool) -> Opened:
         """How a try ended. `elsewhere`: another verifier could take the session. None: it is being repeated."""
         if isinstance(self._lane.action, WriteRecord):
             return self._recorded(outcome, now)
@@ -94,7 +101,7 @@ class Opening:
         code = "verifier_unreachable" if isinstance(outcome, Lost) else "verifier_overloaded"
         return Ending(finish=Action.FAIL, reason=code, detail=f"gave up after {tried_s:.1f} s: {words(outcome)}")
 
-    def _recorded(self, outcome: Outcome, now: float) -> Ending | None:
+    def _recorded(self, outcome: Outcome, now: float) -> Overtaken | Ending | None:
         """A record that holds this already is Stored as well, so a lost answer is settled by writing it again."""
         if isinstance(outcome, Stored):
             assert self._opening is not None
@@ -104,9 +111,9 @@ class Opening:
             self._lane.wait(now, retry_after_s(outcome))
         else:
             self._lane.clear()
-            taken = isinstance(outcome, Refused) and outcome.status == 412
-            reason = "taken_over" if taken else "directory_unreachable"
-            return Ending(finish=Action.FAIL, reason=reason, detail=words(outcome), gone=True)
+            if isinstance(outcome, Refused) and outcome.status == 412:
+                return Overtaken()
+            return Ending(finish=Action.FAIL, reason="directory_unreachable", detail=words(outcome), gone=True)
         return None
 
     def _may_go_on(self, outcome: Outcome, elsewhere: bool) -> bool:

@@ -31,7 +31,7 @@ from sdcpd.protocol.failover import Adopted, Failover, GaveUp, Over, Result, Res
 from sdcpd.protocol.fleet import Fleet
 from sdcpd.protocol.messages import Assignment, Event, SessionState
 from sdcpd.protocol.naming_order import NamingOrder
-from sdcpd.protocol.opening import Opening, Unopened
+from sdcpd.protocol.opening import Opening, Overtaken, Unopened
 from sdcpd.protocol.output_copy import OutputCopy
 from sdcpd.protocol.output_reader import OutputReader, Unserved, unserved_kind
 from sdcpd.protocol.placement_values import (
@@ -225,6 +225,9 @@ class Placement:
                     self._place(None, now)  # policies in force (92) are to be posted again before this; none exist yet
             case Unopened():
                 self._fail_over("unopened", now)
+            case Overtaken():
+                self._failover.yields = True
+                self._fail_over("overtaken", now)
             case Ending() as ending:
                 self._end(ending, now)
             case None:
@@ -237,16 +240,15 @@ class Placement:
         if self._follows:
             self.phase, self.target = Phase.SETTLED, None
             return
-        chosen = None
+        chosen, target = None, self.verifier if self._decodes_alone else None
         if self._wants_drafter or not self._decodes_alone:
             chosen = self._choice.candidate(now, avoid=avoid, dropping=self._cleanup.dropping)
-        target: str | None
         if chosen is not None:
             target, self._target_boot = chosen.uri, chosen.boot
             self._fleet.placed(chosen.uri)
         else:
             # Nobody at all (None): the verifier waits (state 2) and the fleet is looked at again with every tick.
-            target, self._target_boot = (self.verifier if self._decodes_alone else None), None
+            self._target_boot = None
         if self._assigned is not None and self._assigned != target:
             self._cleanup.drop(self._assigned, now)
             self._assigned = None
@@ -280,7 +282,7 @@ class Placement:
         elif isinstance(outcome, Refused) and outcome.status == 409 and self._order.catch_up(outcome.state):
             self._place("seq_overtaken", now)
         elif isinstance(outcome, Refused) and outcome.status == 409 and self._order.overtaken(outcome.state):
-            self._follows = True
+            self._follows = self._failover.yields = True
             self._place(None, now)
         else:
             self._retry_or_fail(outcome, self._patience.name_give_up_s, now)
@@ -407,7 +409,7 @@ class Placement:
                 self.phase = Phase.OPENING
                 self._opening.resume(result, now)
             case Adopted(verifier=verifier, state=state, follow=follow):
-                self._watch.moved(verifier, None, now, unsure=True)
+                self._watch.found(verifier, now)
                 self.verifier = verifier
                 if state.epoch > self.epoch:
                     self.epoch = state.epoch

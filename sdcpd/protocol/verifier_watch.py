@@ -10,7 +10,8 @@ from typing import Final
 from sdcpd.protocol.fleet import Fleet
 
 UNHEARD_GRACE_S: Final = 10.0
-"""A router that restarted has heard of nobody yet: a verifier it found a session at has this long to report."""
+"""A router that restarted has heard of nobody yet, and one that was overtaken may not hear any more: a verifier which
+itself said that it serves the session has this long to report."""
 
 
 class VerifierWatch:
@@ -20,12 +21,18 @@ class VerifierWatch:
         self._fleet = fleet
         self._verifier = verifier
         self._boot = boot
+        self._spared_until = 0.0
         self._since: float | None = None  # a status received later than this tells the boot; None: it is known
 
     def moved(self, verifier: str, boot: bytes | None, now: float, *, unsure: bool) -> None:
-        """The session lives there now. `unsure`: its next status tells the boot."""
-        self._verifier, self._boot = verifier, boot
+        """The session is being taken there. `unsure`: its next status tells the boot."""
+        self._verifier, self._boot, self._spared_until = verifier, boot, 0.0
         self._since = now if unsure else None
+
+    def found(self, verifier: str, now: float) -> None:
+        """The session was found there by asking."""
+        self._verifier, self._boot, self._spared_until = verifier, None, now + UNHEARD_GRACE_S
+        self._since = now
 
     def alive(self, now: float) -> bool:
         return self._fleet.alive(self._verifier, now)
@@ -33,10 +40,8 @@ class VerifierWatch:
     def trouble(self, now: float) -> str | None:
         """Why the session cannot stay, as a label of `failover_total`; None if it can."""
         one = self._fleet.get(self._verifier)
-        if one is None and self._since is not None and now < self._since + UNHEARD_GRACE_S:
-            return None
         if one is None or not self.alive(now):
-            return "expired"
+            return "expired" if now >= self._spared_until else None
         if self._since is not None:
             if one.received_at > self._since:
                 self._boot, self._since = one.boot, None

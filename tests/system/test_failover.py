@@ -166,7 +166,7 @@ async def test_a_false_alarm_with_one_verifier_rebuilds_the_session_there(
 
 
 async def test_two_verifiers_die_one_after_the_other(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with cluster_of(tmp_path, verifiers=3) as cluster:
+    async with cluster_of(tmp_path, verifiers=3, pass_s=0.1) as cluster:
 
         async def kill_both(verifier: str) -> None:
             cluster.stop(verifier)
@@ -174,12 +174,12 @@ async def test_two_verifiers_die_one_after_the_other(tmp_path: Path, autojump_cl
             async def second() -> None:
                 while (now := home(cluster)) == verifier or cluster.router.snapshot().sessions[0].state == "recovering":
                     await trio.sleep(0.01)
-                await trio.sleep(0.2)
+                await trio.sleep(0.5)
                 cluster.stop(now)
 
             cluster.nursery.start_soon(second)
 
-        whole(await stream(cluster, 20, kill_both), epoch=3)
+        whole(await stream(cluster, 20, kill_both, speculation=False), epoch=3)
 
 
 @pytest.mark.parametrize("what", ["PATCH", "GET"])

@@ -1,6 +1,6 @@
 """A router dies and comes back: readers of its output get the rest, each token once (37, 39, 84, 106, 111)."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from sdcpd.edge.peers import PeerClient
 from sdcpd.protocol.messages import Output
-from sdcpd.protocol.terms import Action, session_from_path_id
+from sdcpd.protocol.terms import Action
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.roles.ports import Peer, Refusal
 from sdcpd.roles.router_settings import RouterSettings
@@ -173,6 +173,8 @@ async def test_nobody_reads_for_30_s(tmp_path: Path, autojump_clock: MockClock) 
         await abandoned(cluster, 10, speculation=False)
         await cluster.start_router()
         started = trio.current_time()
+        while not cluster.router.snapshot().sessions:
+            await trio.sleep(0.1)
         while any(one.state not in ("cancelled", "finished") for one in cluster.router.snapshot().sessions):
             await trio.sleep(0.5)
         (shown,) = cluster.router.snapshot().sessions
@@ -261,11 +263,12 @@ async def test_the_first_router_was_only_paused(tmp_path: Path, autojump_clock: 
         assert results["old"] == greedy(PROMPT, LENGTH)
 
 
-Blow = Callable[[Cluster], Awaitable[None]]
+async def test_two_lives_of_a_router_fence_each_other(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """The older one hears of no status any more, takes all verifiers for dead and fences, wrongly.
 
-
-async def test_two_lives_of_a_router_lose_the_verifier_at_once(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Decision 89: both fence with the same new epoch, one wins, the other finds the session alive and follows."""
+    The younger one finds itself fenced, stands back and takes the session again (89); the older one cannot write the
+    record (111) and follows.
+    """
     async with cluster_of(tmp_path, verifiers=3) as cluster:
         old = cluster.router
         request = GenerationRequest(model=MODEL, prompt=PROMPT, max_new=LENGTH, stop=(), speculation=False)
@@ -274,16 +277,11 @@ async def test_two_lives_of_a_router_lose_the_verifier_at_once(tmp_path: Path, a
             pages = generation.pages()
             tokens = list((await pages.__anext__()).tokens)
             cluster.network.withdraw(ROUTER)
-            new = await cluster.start_router()
+            await cluster.start_router()
             await reader.read(until=20)
-            while len(new.snapshot().instances) < 4:
-                await trio.sleep(0.1)
-            session = old.snapshot().sessions[0].session
-            await old.commands.fail_over(session)
-            await new.commands.fail_over(session)
             async for page in pages:
                 tokens += page.tokens
             await reader.read()
         reader.whole()
         assert tokens == greedy(PROMPT, LENGTH)
-        assert session_from_path_id(session) == reader.session
+        assert cluster.meters.counts["failover_total"] > 1

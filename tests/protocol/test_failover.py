@@ -10,6 +10,7 @@ from sdcpd.protocol.encoding import decode_tokens
 from sdcpd.protocol.messages import Output, SessionState
 from sdcpd.protocol.placement_values import (
     Accepted,
+    AskState,
     Assign,
     Close,
     Drop,
@@ -22,12 +23,15 @@ from sdcpd.protocol.placement_values import (
     Publish,
     Read,
     ReadLog,
+    ReadRecord,
+    RecordText,
     Refused,
     WriteLog,
+    WriteRecord,
 )
 from sdcpd.protocol.problems import StaleEpoch
 from sdcpd.protocol.terms import Action, State
-from tests.support.placement_world import D1, LOG, NONCE, OBJECTS, ROUTER, V2, V3, VERIFIER, V, World
+from tests.support.placement_world import D1, LOG, NONCE, OBJECTS, RECORD, ROUTER, V2, V3, VERIFIER, V, World
 
 
 def several(*drafters: str, **of: Any) -> World:
@@ -425,6 +429,160 @@ def test_a_fence_of_an_earlier_life_is_not_ours() -> None:
     assert "Open" not in world.wants()
     world.wait(2.25)
     assert resumed(world).message.epoch == 3
+
+
+def test_two_routers_with_the_same_new_epoch() -> None:
+    """Decision 89: one compare-and-set wins; the other finds the session alive at that epoch and follows."""
+    one, other = several(nonce="n1", record=RECORD), several(nonce="n2", record=RECORD)
+    for world in (one, other):
+        die(world)
+        world.answer(world.next(ReadLog), world.stored(ReadLog(ref=LOG)))
+    first, second = one.next(WriteLog), other.next(WriteLog)
+    assert (first.epoch, second.epoch) == (2, 2)
+    one.answer(first, one.stored(first))
+    other.log = one.log
+    other.answer(second, other.stored(second))
+    other.store()
+    opening = resumed(one)
+    one.answer(opening, one.state(State.WAITING, seq=UNSET))
+    assert other.wants() == []
+    other.retry()  # it has stood back
+    other.store()
+    look = other.next(ReadRecord)
+    assert look.ref == RECORD
+    other.answer(look, RecordText(one.record))
+    ask = other.next(AskState)
+    assert ask.verifier == V2
+    other.epoch = 2
+    other.answer(ask, one.state(State.WAITING, seq=UNSET))
+    assert (other.machine.verifier, other.machine.epoch, other.machine.phase) == (V2, 2, Phase.SETTLED)
+    other.wait(20)
+    assert other.wants() == ["Read"], "it names nobody"
+    other.commit(2)
+    other.read(Action.FINISH)
+    ending = other.ending()
+    assert ending is not None
+    assert ending.finish is Action.FINISH
+    assert len(one.fences()) == 1
+
+
+def test_another_routers_session_that_does_not_live_is_fenced_anew() -> None:
+    world = several(record=RECORD)
+    die(world)
+    read = world.next(ReadLog)
+    world.answer(read, world.stored(read))
+    world.append(FenceRecord(epoch=2, by="http://other/router/#n9"))
+    world.store()
+    world.retry()
+    world.store()
+    world.answer(world.next(ReadRecord), RecordText(world.record))  # it still tells of epoch 1
+    assert resumed(world).message.epoch == 3
+
+
+def test_one_that_was_overtaken_never_fences_again() -> None:
+    """Decision 111: the record has another incarnation than the one that was written."""
+    world = several(record=RECORD)
+    die(world)
+    world.store(records=False)
+    world.answer(world.next(WriteRecord), Refused(status=412))
+    for _ in range(40):
+        world.store()
+        for step in list(world.todo):
+            if isinstance(step, ReadRecord):
+                world.todo.remove(step)
+                world.answer(step, RecordText(world.record))
+            elif isinstance(step, AskState):
+                world.todo.remove(step)
+                world.answer(step, Refused(status=404))
+        world.wait(2)
+    assert [fence.epoch for fence in world.fences()] == [2]
+    world.failed("taken_over")
+
+
+# A router that restarted (decision 106)
+
+
+def test_a_session_that_lives_where_the_directory_says_is_adopted() -> None:
+    world = World(D1)
+    world.commit(21, 22)
+    world.adopted()
+    assert world.machine.output.tokens(0) == (21, 22)
+    ask = world.next(AskState)
+    assert ask.verifier == V
+    world.answer(ask, world.state(State.DRAFTING, seq=7))
+    naming = world.next(Name)
+    assert (naming.message.drafter, naming.message.epoch) == (D1, 1)
+    assert world.fences() == []
+    assert world.next(Read).start == 2
+
+
+def test_a_session_of_a_later_epoch_is_adopted_at_it() -> None:
+    world = World(D1)
+    world.append(FenceRecord(epoch=2, by="r#old"))
+    world.epoch = 2
+    world.commit(21)
+    world.adopted(epoch=2)
+    world.answer(world.next(AskState), world.state(State.WAITING))
+    assert world.next(Name).message.epoch == 2
+
+
+@pytest.mark.parametrize(
+    "outcome", [Refused(status=404), Refused(status=409, suffix="sdcp-stale-epoch"), "old", "lost"]
+)
+def test_one_that_does_not_is_fenced_and_resumed(outcome: Outcome | str) -> None:
+    world = World(D1)
+    world.append(FenceRecord(epoch=2, by="r#old"))
+    world.alive[V2] = VERIFIER
+    world.report()
+    world.adopted(epoch=2)
+    while not any(isinstance(step, Open) for step in world.todo):
+        ask = world.next(AskState)
+        said = world.state(State.WAITING, epoch=1) if outcome == "old" else Lost("?")
+        world.answer(ask, said if isinstance(outcome, str) else outcome)
+        if world.machine.next_deadline() is not None and not world.todo:
+            world.retry()
+        world.store()
+    assert world.next(Open).message.epoch == 3
+
+
+def test_one_that_is_still_being_opened_is_waited_for() -> None:
+    world = World(D1).adopted()
+    for _ in range(8):
+        world.answer(world.next(AskState), Refused(status=503, retry_after_s=1))
+        world.retry()
+    world.answer(world.next(AskState), world.state(State.WAITING))
+    assert world.next(Name)
+
+
+def test_one_whose_log_was_never_created_is_fenced_all_the_same() -> None:
+    world = World(D1)
+    world.log = None
+    world.adopted()
+    world.answer(world.next(AskState), Refused(status=404))
+    assert resumed(world).message.epoch == 2
+
+
+def test_one_that_ended_meanwhile_is_served_from_the_log() -> None:
+    world = World(D1)
+    world.commit(21, 2)
+    world.adopted()
+    ending = world.ending()
+    assert ending is not None
+    assert ending.finish is Action.FINISH
+    assert world.machine.output.tokens(0) == (21, 2)
+
+
+def test_a_verifier_that_does_not_report_is_spared_for_a_while_and_then_given_up() -> None:
+    """The router that restarted has heard of nobody yet."""
+    world = World(D1)
+    del world.alive[V]
+    world.adopted()
+    world.answer(world.next(AskState), world.state(State.WAITING))
+    world.answer(world.next(Name), world.state(State.DRAFTING))
+    world.wait(9)
+    assert world.failovers == []
+    world.wait(2)
+    assert world.failovers == ["expired"]
 
 
 # Operators

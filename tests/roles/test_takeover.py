@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from sdcpd.protocol.commit_log import FenceRecord, write_record
 from sdcpd.protocol.encoding import encode_tokens
 from sdcpd.protocol.log_history import History, read_history
-from sdcpd.protocol.messages import Resume, SessionState
+from sdcpd.protocol.messages import Resume, SessionState, Verdict
 from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, StaleEpoch
 from sdcpd.protocol.terms import State
 from tests.roles.test_verifier import DRAFTER_PEER, PLAIN, ROUTER_PEER, Stand, drive, next_proposal, running
@@ -51,12 +51,12 @@ async def half_way(stand: Stand) -> SessionState:
 async def finish(stand: Stand, state: SessionState, epoch: int) -> None:
     """Drafted to its end, the output is that of the undisturbed run."""
     await stand.verifier.name_drafter(ROUTER_PEER, SESSION, assignment(contract=PLAIN, epoch=epoch, seq=9))
-    oracle, at = greedy(PROMPT, 20), state
+    oracle = greedy(PROMPT, 20)
+    at: SessionState | Verdict = state
     while at.committed < 20:
         sent = next_proposal(at, oracle[at.committed : at.committed + 4], epoch=epoch)
-        verdict = await stand.verifier.propose(DRAFTER_PEER, sent)
-        assert verdict.epoch == epoch
-        at = verdict  # type: ignore[assignment]
+        at = await stand.verifier.propose(DRAFTER_PEER, sent)
+        assert at.epoch == epoch
     tokens, final = await stand.read_all()
     assert tokens == oracle
     assert final.epoch == epoch

@@ -28,7 +28,9 @@ from sdcpd.protocol.placement_values import (
     Read,
     ReadLog,
     Refused,
+    Stored,
     WriteLog,
+    WriteRecord,
 )
 from sdcpd.protocol.retry_lane import Step
 from sdcpd.protocol.terms import Action, LadderAction, State
@@ -37,7 +39,7 @@ SESSION, BOOT = b"s" * 16, b"b" * 16
 V, V2, V3 = "http://v/verifier/", "http://v2/verifier/", "http://v3/verifier/"
 D1, D2 = "http://d1/drafter/", "http://d2/drafter/"
 ROUTER, LOG, OBJECTS = "http://r/router/", "http://c/cache/v1/s/-/l/x", "http://c/cache/v1/s/-/o/x/"
-NONCE = "n1"
+NONCE, RECORD = "n1", "http://c/cache/v1/s/-/d/x"
 CONTRACT = Contract(
     target=b"m" * 32,
     tokenizer=b"t" * 32,
@@ -61,7 +63,12 @@ class World:
     """One placement, its fleet, and what it wants done. Statuses are renewed by `wait`, for those in `alive`."""
 
     def __init__(
-        self, *drafters: str, speculation: bool = True, patience: Patience | None = None, nonce: str = NONCE
+        self,
+        *drafters: str,
+        speculation: bool = True,
+        patience: Patience | None = None,
+        nonce: str = NONCE,
+        record: str | None = None,
     ) -> None:
         self.now = 1000.0
         self.fleet = Fleet()
@@ -82,6 +89,7 @@ class World:
             incarnation=INCARNATION,
             speculation=speculation,
             nonce=nonce,
+            record=record,
         )
         self.machine = Placement(plan, self.fleet, patience or Patience())
         self.todo: list[Step] = []
@@ -92,6 +100,7 @@ class World:
         self.epoch = 1  # of whoever commits
         self.log: bytes | None = b""
         self.published: dict[str, bytes] = {}
+        self.record = b""  # the directory record as it was written last
 
     def report(self) -> None:
         for uri, members in self.alive.items():
@@ -182,10 +191,17 @@ class World:
     def tag(self) -> str:
         return log_tag(raw for _, raw in read_records(self.log or b""))
 
-    def store(self, *, lose: int = 0) -> "World":
-        """Answer all calls to the log and for objects until there are none; the first `lose` writes get no answer."""
+    def adopted(self, epoch: int = 1) -> "World":
+        """Taken up by a router that restarted, instead of `opened`; the log has been read."""
+        self.take(self.machine.adopt(epoch, '"record"', self.now))
+        return self.store()
+
+    def store(self, *, lose: int = 0, records: bool = True) -> "World":
+        """Answer all calls to the log, for objects and (`records`) to write the directory until there are none; the
+        first `lose` writes to the log get no answer."""
+        kinds = ReadLog | WriteLog | Publish | WriteRecord if records else ReadLog | WriteLog | Publish
         while True:
-            call = next((step for step in self.todo if isinstance(step, ReadLog | WriteLog | Publish)), None)
+            call = next((step for step in self.todo if isinstance(step, kinds)), None)
             if call is None:
                 return self
             self.todo.remove(call)
@@ -194,8 +210,11 @@ class World:
                 lose, outcome = lose - 1, Lost("?")
             self.answer(call, outcome)
 
-    def stored(self, call: ReadLog | WriteLog | Publish) -> Outcome:
+    def stored(self, call: ReadLog | WriteLog | Publish | WriteRecord) -> Outcome:
         match call:
+            case WriteRecord(octets=octets):
+                self.record = octets
+                return Stored('"record"')
             case ReadLog():
                 return LogText(self.log) if self.log is not None else Refused(status=404)
             case Publish(ref=ref, octets=octets):
@@ -239,6 +258,7 @@ class World:
 
     def opened(self) -> "World":
         self.take(self.machine.start(self.now))
+        self.store()
         self.answer(self.next(Open), self.state(State.WAITING))
         return self
 

@@ -34,6 +34,7 @@ from sdcpd.protocol.placement_values import (
     FIRST_EPOCH,
     Accepted,
     AskState,
+    FailingOver,
     LogText,
     Outcome,
     Patience,
@@ -125,6 +126,7 @@ class Failover:
         self.stage = Stage.IDLE
         self.yields = False
         self.lane: FailoverLane = Lane(outbox)
+        self._outbox = outbox
         self._plan = plan
         self._fleet = fleet
         self._patience = patience
@@ -155,7 +157,7 @@ class Failover:
                 return min(self._resume_at, self._since + self._patience.failover_give_up_s)
             case Stage.IDLE:
                 return None
-            case Stage.GIVING_UP:
+            case _ if self._giving_up is not None:
                 return self._since + END_WRITE_S
             case _:
                 return self._since + self._patience.failover_give_up_s
@@ -322,6 +324,8 @@ class Failover:
         if opening or (passing(outcome) and self.lane.tries < self._patience.tries):
             self.lane.wait(now, retry_after_s(outcome))  # it may be on its way there (503), or was only not heard
             return None
+        if not follow:
+            self._outbox.put(FailingOver("not_found", verifier, self._epoch))
         self._ask, self._follow = None, False
         return self._fence_next(now)
 

@@ -7,6 +7,8 @@ first epoch the verifier's word is final where it refuses, as it speaks of the r
 verifier alone (full, out of step with the log), and another is asked if there is one.
 """
 
+from typing import Final
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -30,6 +32,9 @@ from sdcpd.protocol.placement_values import (
 )
 from sdcpd.protocol.retry_lane import MainLane
 from sdcpd.protocol.terms import Action
+
+NO_ROOM: Final = 507
+"""The directory is full of sessions under way; a place frees within minutes, and a client is told sooner."""
 
 
 class Unopened(Struct, frozen=True):
@@ -107,11 +112,14 @@ class Opening:
             assert self._opening is not None
             self.tag = outcome.tag
             self._lane.send(self._opening, now)
-        elif passing(outcome) and now - self._lane.since < self._patience.open_give_up_s:
+            return None
+        status = outcome.status if isinstance(outcome, Refused) else None
+        patient = status != NO_ROOM and now - self._lane.since < self._patience.open_give_up_s
+        if passing(outcome) and patient:
             self._lane.wait(now, retry_after_s(outcome))
         else:
             self._lane.clear()
-            if isinstance(outcome, Refused) and outcome.status == 412:
+            if status == 412:
                 return Overtaken()
             return Ending(finish=Action.FAIL, reason="directory_unreachable", detail=words(outcome), gone=True)
         return None

@@ -50,7 +50,11 @@ async def claim_sessions(
             after = listed.session
             if known(listed.session):
                 continue
-            one = await _claim(ports, record_reference(cache, None, listed.session), listed.session, instance)
+            ref = record_reference(cache, None, listed.session)
+            if listed.tag is None:
+                await _remove(ports, ref, listed.session, "damaged in its store")
+                continue
+            one = await _claim(ports, ref, listed.session, instance)
             if one is not None:
                 claimed += 1
                 take(one)
@@ -81,8 +85,7 @@ async def _claim(ports: Ports, ref: str, session: bytes, instance: str) -> Claim
             try:
                 record = read_directory_record(content.octets)
             except Problem as problem:
-                bound.error("directory record cannot be read; it is removed", detail=problem.detail)
-                await within(CALL_LIMIT_S, lambda: ports.objects.remove_record(ref))
+                await _remove(ports, ref, session, problem.detail)
                 return None
             if record.open.router != instance or record.open.session != session:
                 return None
@@ -98,6 +101,11 @@ async def _claim(ports: Ports, ref: str, session: bytes, instance: str) -> Claim
         await ports.clock.sleep_until(ports.clock.now() + RETRY_FIRST_S)
     bound.error("session left alone: its directory record cannot be had")
     return None
+
+
+async def _remove(ports: Ports, ref: str, session: bytes, detail: str) -> None:
+    log.error("directory record cannot be read; it is removed", session=session_path_id(session), detail=detail)
+    await within(CALL_LIMIT_S, lambda: ports.objects.remove_record(ref))
 
 
 def _words(outcome: StoreRefused | Unreachable) -> str:

@@ -66,7 +66,7 @@ class RouterCommands:
         """Take the session from its verifier, to `to` if that is named. Raises Problem."""
         task = self._task(session)
         if to is not None:
-            to = self._verifier(to)
+            to = self._verifier(to, task)
         if task.placement.phase is Phase.ENDING:
             raise Conflict("the session has ended; its last tokens are being read")
         task.command(lambda now: task.placement.fail_over(now, to))
@@ -126,7 +126,7 @@ class RouterCommands:
             raise UnknownResource(f"session {session} is not in the care of this router, or has ended")
         return task
 
-    def _verifier(self, uri: str) -> str:
+    def _verifier(self, uri: str, task: SessionTask) -> str:
         """The verifier that an operator named, if the session may be sent there."""
         try:
             uri = normalize_base_uri(uri)
@@ -137,6 +137,8 @@ class RouterCommands:
             raise UnknownResource(f"--to: no verifier {uri} reports to this router; `sdcpctl instances` lists them")
         if not self._fleet.alive(uri, self._ports.clock.now()):
             raise Conflict(f"--to: the status of {uri} has expired; name one that is alive")
+        if one.status.model != task.placement.plan.contract.target:
+            raise Conflict(f"--to: {uri} runs another model than the session's contract names")
         return uri
 
     def _done(self, command: str, task: SessionTask, session: str) -> CommandDone:

@@ -114,7 +114,7 @@ async def test_a_fence_alone_begins_a_log_that_nobody_created(tmp_path: Path, au
 def test_a_record_carries_the_epoch_of_its_writer_and_follows_its_last_record() -> None:
     """ "A commit record appended by a verifier MUST carry the session's current epoch and follow the last record it
     wrote." """
-    log = b"".join(map(write_record, (first(), second(), FENCE)))
+    log = b"".join(write_record(record) for record in (first(), second(), FENCE))
     session = Session(
         opening(),
         instance=VERIFIER,

@@ -543,6 +543,7 @@ def test_one_that_does_not_is_fenced_and_resumed(outcome: Outcome | str) -> None
             world.retry()
         world.store()
     assert world.next(Open).message.epoch == 3
+    assert world.failovers == ["not_found"]
 
 
 def test_one_that_is_still_being_opened_is_waited_for() -> None:
@@ -551,7 +552,7 @@ def test_one_that_is_still_being_opened_is_waited_for() -> None:
         world.answer(world.next(AskState), Refused(status=503, retry_after_s=1))
         world.retry()
     world.answer(world.next(AskState), world.state(State.WAITING))
-    assert world.next(Name)
+    assert world.next(Name).verifier == V
 
 
 def test_one_whose_log_was_never_created_is_fenced_all_the_same() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from sdcpd.protocol.directory import read_directory_record
 from sdcpd.protocol.encoding import decode_tokens, encode
 from sdcpd.protocol.messages import Output, SpeculationStats
 from sdcpd.protocol.placement_values import (
@@ -26,11 +27,13 @@ from sdcpd.protocol.placement_values import (
     Read,
     ReadLog,
     Refused,
+    Stored,
     WriteLog,
+    WriteRecord,
 )
 from sdcpd.protocol.problems import Conflict, Problem, StaleEpoch
 from sdcpd.protocol.terms import Action, State
-from tests.support.placement_world import CONTRACT, D1, D2, INCARNATION, PROMPT, SESSION, V2, VERIFIER, V, World
+from tests.support.placement_world import CONTRACT, D1, D2, INCARNATION, PROMPT, RECORD, SESSION, V2, VERIFIER, V, World
 
 # -- opening and the order of 6.1 ----------------------------------------------------------------------------------
 
@@ -118,6 +121,43 @@ def test_an_open_that_finds_the_session_finished_only_reads() -> None:
     assert ending is not None
     assert ending.finish is Action.FINISH
     assert world.done()
+
+
+def test_the_directory_is_told_before_the_verifier() -> None:
+    """Decision 106: "written before session-open"."""
+    world = World(D1, record=RECORD)
+    world.take(world.machine.start(world.now))
+    first = world.next(WriteRecord)
+    assert (first.ref, first.if_match) == (RECORD, None)
+    record = read_directory_record(first.octets)
+    assert (record.verifier, record.epoch, record.incarnation) == (V, 1, INCARNATION)
+    world.answer(first, Lost("?"))
+    assert world.wants() == []
+    world.retry()
+    second = world.next(WriteRecord)
+    assert (second.octets, second.if_match) == (first.octets, None), "one that holds it already is done"
+    world.answer(second, Stored('"t1"'))
+    assert world.next(Open).message == record.open
+
+
+@pytest.mark.parametrize(("status", "tries"), [(507, 1), (403, 1), (503, 3)])
+def test_without_the_directory_no_session_begins(status: int, tries: int) -> None:
+    world = World(D1, record=RECORD, patience=Patience(open_give_up_s=2.5))
+    world.take(world.machine.start(world.now))
+    for left in reversed(range(tries)):
+        world.answer(world.next(WriteRecord), Refused(status=status, retry_after_s=1.5))
+        if left:
+            world.retry()
+    world.failed("directory_unreachable")
+    assert world.done()
+
+
+def test_cancelled_while_the_directory_is_told() -> None:
+    world = World(D1, record=RECORD)
+    world.take(world.machine.start(world.now))
+    world.take(world.machine.cancel(world.now))
+    assert world.done()
+    assert world.wants() == ["WriteRecord"], "nothing was opened that would have to be closed"
 
 
 # -- naming and assigning ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from sdcpd.protocol.commit_log import FenceRecord
@@ -86,6 +87,12 @@ async def test_what_cannot_be_done_is_said(tmp_path: Path, autojump_clock: MockC
                 await commands.fail_over(session, "nonsense")
             with pytest.raises(UnknownResource, match="sdcpctl instances"):
                 await commands.fail_over(session, "http://nobody/verifier/")
+            other = cluster.verifiers[V1].status()
+            cluster.router._fleet.report(
+                replace(other, instance="http://w.example/verifier/", model=b"?" * 32), trio.current_time()
+            )
+            with pytest.raises(Conflict, match="another model"):
+                await commands.fail_over(session, "http://w.example/verifier/")
             cluster.stop(V1)
             await trio.sleep(4)
             with pytest.raises(Conflict, match="expired"):

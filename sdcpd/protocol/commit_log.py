@@ -144,6 +144,14 @@ def view(records: Iterable[Record]) -> LogView:
     return LogView(fence=fence, commits=tuple(commits), ended=ended)
 
 
+def fenced_above(log: bytes, epoch: int) -> bool:
+    """Whether a log's octets hold a fence above `epoch`. False for a damaged log, which says nothing."""
+    try:
+        return view(record for record, _ in read_records(log)).fence > epoch
+    except IllFormed:
+        return False
+
+
 class OurRecordStands(Struct, frozen=True):
     """Our record is in the log: the append succeeded. `fenced` tells whether a higher fence follows it."""
 

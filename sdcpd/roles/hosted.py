@@ -12,11 +12,12 @@ import trio
 
 from sdcpd.engine.scheduler import Prefill
 from sdcpd.engine.spans import Row, Span
-from sdcpd.protocol.commit_log import CommitRecord
+from sdcpd.protocol.commit_log import CommitRecord, fenced_above
 from sdcpd.protocol.messages import SessionOpen
-from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, Problem
+from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, Problem, StaleEpoch
 from sdcpd.protocol.session import Session
 from sdcpd.protocol.session_values import Append, Settled, Stopped, Work
+from sdcpd.protocol.takeover import Takeover
 from sdcpd.protocol.terms import session_path_id
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import (
@@ -53,8 +54,9 @@ class Hosted:
         outbox: Outbox,
         load: Callable[[], int],
         on_work: Callable[[], None],
+        taken: Takeover | None = None,
     ) -> None:
-        """`sequence` has all the positions reserved that the session can need.
+        """`sequence` has all the positions reserved that the session can need. `taken` where it is resumed (6.9).
 
         `load` samples the verifier's load in percent; `on_work` wakes the verify loop.
         """
@@ -70,11 +72,16 @@ class Hosted:
         self._settings = settings
         self._ports = ports
         self._engine = engine
+        self._taken = taken
+        self._context = prompt + (taken.history.tokens if taken is not None else ())  # its KV is computed first
         self._sequence: int | None = sequence
         self._kv_tokens = 0  # positions with valid KV
         self._work: Work | None = None
         self._prefilled = False
         self._outbox = outbox
+        self._outbox.on_stale = self._doubt
+        self._doubted = False
+        self._life = trio.CancelScope()
         self._store_failed_at: float | None = None
         self._load = load
         self._on_work = on_work
@@ -92,12 +99,12 @@ class Hosted:
         return self._prefilled
 
     def prefill_left(self) -> Prefill | None:
-        """The part of the prompt still to be run, all but its last token, which goes with the first round."""
-        end = len(self.prompt) - 1
+        """The part of prompt and resumed output still to be run, all but the last token, which the first round runs."""
+        end = len(self._context) - 1
         if self._sequence is None or self.machine is None or self._kv_tokens >= end:
             return None
         return Prefill(
-            key=self.id, sequence=self._sequence, tokens=self.prompt[self._kv_tokens : end], start=self._kv_tokens
+            key=self.id, sequence=self._sequence, tokens=self._context[self._kv_tokens : end], start=self._kv_tokens
         )
 
     def ready_work(self, load: int) -> Span | None:
@@ -124,9 +131,9 @@ class Hosted:
         self._on_work()
 
     def ran_prefill(self, tokens: int) -> None:
-        """`tokens` more positions of the prompt have valid KV."""
+        """`tokens` more positions of what is known have valid KV."""
         self._kv_tokens += tokens
-        if self._kv_tokens >= len(self.prompt) - 1:
+        if self._kv_tokens >= len(self._context) - 1:
             self._prefilled = True
             self.changes.notify()
 
@@ -156,20 +163,41 @@ class Hosted:
     async def keep(self, on_end: Callable[["Hosted"], None]) -> None:
         """Own the session from its admission to its end here; `on_end` is called once its KV is free."""
         try:
-            if await self._open():
-                async with trio.open_nursery() as nursery, trio.open_nursery() as deadlines:
-                    nursery.start_soon(self._outbox.run)
-                    deadlines.start_soon(self._alarm.run)
-                    await self._keep_log()
-                    self.free_kv()
-                    on_end(self)
-                    self._outbox.close()
-                    deadlines.cancel_scope.cancel()
-            else:
-                self.free_kv()
-                on_end(self)
+            with self._life:
+                await self._keep(on_end)
         finally:
             self.free_kv()
+
+    async def _keep(self, on_end: Callable[["Hosted"], None]) -> None:
+        if await self._open():
+            async with trio.open_nursery() as nursery, trio.open_nursery() as deadlines:
+                nursery.start_soon(self._outbox.run)
+                deadlines.start_soon(self._alarm.run)
+                await self._keep_log()
+                self.free_kv()
+                on_end(self)
+                self._outbox.close()
+                deadlines.cancel_scope.cancel()
+        else:
+            self.free_kv()
+            on_end(self)
+
+    def displace(self) -> None:
+        """The session goes on here at a higher epoch: drop this one (decision 29), at once, as the log is fenced."""
+        reason = "it was opened here at a higher epoch"
+        if self.machine is None:
+            self.refused = StaleEpoch(f"the session was lost while opening: {reason}")
+        elif not self.machine.closed:
+            self.machine.lost(reason)
+        self._log.warning("session displaced", reason=reason)
+        self._life.cancel()
+        self.free_kv()
+        self.changes.notify()
+
+    def _doubt(self) -> None:
+        """The router is at another epoch (an event was refused for it): the log will say whether we are fenced."""
+        self._doubted = True
+        self.changes.notify()
 
     def free_kv(self) -> None:
         """Give the KV back and wake everybody; synchronous, so that it is also right while being cancelled."""
@@ -181,8 +209,8 @@ class Hosted:
         self.changes.notify()
 
     async def _open(self) -> bool:
-        """Create the log (decision 86), then wait for the prompt's KV. False: `refused` says why."""
-        tag = await self._create_log()
+        """Create the log (decision 86), unless the session is resumed from one. False: `refused` says why."""
+        tag = await self._create_log() if self._taken is None else self._taken.history.tag
         if tag is None:
             return False
         self.machine = Session(
@@ -193,11 +221,17 @@ class Hosted:
             limits=self._settings.session_limits(),
             log_tag=tag,
             now=self._ports.clock.now(),
+            taken=self._taken,
         )
-        if len(self.prompt) == 1:
+        if len(self._context) == 1:
             self._prefilled = True
         self._on_work()
-        self._log.info("session opened", prompt_tokens=len(self.prompt), max_new=self.opened.contract.max_new)
+        self._log.info(
+            "session opened",
+            prompt_tokens=len(self.prompt),
+            committed_tokens=len(self._context) - len(self.prompt),
+            max_new=self.opened.contract.max_new,
+        )
         self.changes.notify()
         return True
 
@@ -236,6 +270,9 @@ class Hosted:
             if append is not None:
                 await self._append(machine, append)
                 continue
+            if self._doubted:
+                await self._look_for_fence(machine)
+                continue
             if machine.closed or machine.stopped is not None:
                 self._log.info(
                     "session ended" if machine.closed else "session lost",
@@ -259,6 +296,8 @@ class Hosted:
             self._settings.append_timeout_s,
             lambda: objects.append(machine.log_ref, append.octets, epoch=append.epoch, if_match=append.if_match),
         )
+        if machine.stopped is not None:
+            return  # displaced while the answer was on its way
         match outcome:
             case Appended(tag=tag):
                 ports.meters.observe("commit_append_seconds", ports.clock.now() - started)
@@ -276,6 +315,8 @@ class Hosted:
         """The append's answer was lost, or the tag did not match: the log decides (decision 64)."""
         ports, objects = self._ports, self._ports.objects
         content = await within(self._settings.append_timeout_s, lambda: objects.read_log(machine.log_ref))
+        if machine.stopped is not None:
+            return
         match content:
             case Content(octets=octets):
                 try:
@@ -297,6 +338,17 @@ class Hosted:
                 self._stopped(machine.lost(f"the store refuses the log for good: {detail}"))
             case StoreRefused(detail=detail) | Unreachable(reason=detail):
                 await self._wait_for_store(machine, detail)
+
+    async def _look_for_fence(self, machine: Session) -> None:
+        """Nothing is to be appended, and somebody says that our epoch is over: a higher fence makes it so (65).
+
+        Whatever else stands in the log, or a store that does not answer, is for the next append to settle.
+        """
+        self._doubted = False
+        objects = self._ports.objects
+        content = await within(self._settings.append_timeout_s, lambda: objects.read_log(machine.log_ref))
+        if isinstance(content, Content) and machine.stopped is None and fenced_above(content.octets, machine.epoch):
+            self._stopped(machine.lost("fenced"))
 
     async def _wait_for_store(self, machine: Session, detail: str) -> None:
         """The store takes no record now (full, gone): nothing is released meanwhile, and the wait has an end.

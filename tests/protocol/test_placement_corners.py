@@ -8,8 +8,7 @@ from msgspec import UNSET
 
 from sdcpd.protocol.fleet import Fleet
 from sdcpd.protocol.messages import Event
-from sdcpd.protocol.placement import Phase
-from sdcpd.protocol.placement_values import Accepted, Lost, words
+from sdcpd.protocol.placement_values import Accepted, Lost, Phase, words
 from sdcpd.protocol.terms import Action, State
 from tests.scenarios.router_player import RouterPlayer
 from tests.scenarios.trace import command

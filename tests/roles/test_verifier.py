@@ -17,7 +17,6 @@ from sdcpd.protocol.problems import (
     BadContract,
     Conflict,
     IllFormed,
-    NotSupported,
     Overloaded,
     SessionClosed,
     StaleEpoch,
@@ -327,7 +326,7 @@ async def test_repeated_opens(autojump_clock: MockClock) -> None:
             await stand.open(contract(max_new=3))
         with pytest.raises(StaleEpoch):
             await stand.open(epoch=0)
-        with pytest.raises(NotSupported, match="resume"):
+        with pytest.raises(IllFormed, match="resume"):
             await stand.open(epoch=2)
         assert len(stand.engine.passes) < 40
 

@@ -47,7 +47,7 @@ from tests.support.ports import CountingMeters, SeededRandomness
 
 WORKLOAD_LIMIT_S: Final = 40.0
 HEALED_LIMIT_S: Final = 400.0
-QUIET_LIMIT_S: Final = 200.0
+QUIET_LIMIT_S: Final = 120.0
 OK, WRONG, NO_PROGRESS, CRASH = range(4)
 WORDS: Final = ("ok", "wrong output", "no progress", "crash")
 CACHE: Final = CacheSettings(segment_bytes=4 * KIB, journal_bytes=512 * KIB, max_record_bytes=1 * KIB)

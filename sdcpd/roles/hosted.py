@@ -237,7 +237,7 @@ class Hosted:
                 self._log.info(
                     "session ended" if machine.closed else "session lost",
                     state=machine.state.name.lower(),
-                    reason=machine.reason or machine.stopped,
+                    reason=machine.stopped or machine.reason,
                     round=machine.prefix.at.round,
                     committed=machine.prefix.at.committed,
                 )

@@ -39,13 +39,13 @@ class Faults:
         self._stranger = Incarnation("r9", 1)
 
     async def run(self) -> None:
-        acts: dict[str, Callable[[random.Random], Awaitable[bool]]] = {
+        acts: dict[str, Callable[[random.Random], Awaitable[None]]] = {
             "link_clogged": self._clog,
             "partition": self._partition,
-            "verifier_crash": lambda chance: self._crash(chance, "v"),
-            "drafter_crash": lambda chance: self._crash(chance, "d"),
-            "cache_crash": lambda chance: self._crash(chance, "c"),
-            "router_crash": lambda chance: self._crash(chance, "r"),
+            "verifier_crash": lambda chance: self._crash(chance, "verifier_crash"),
+            "drafter_crash": lambda chance: self._crash(chance, "drafter_crash"),
+            "cache_crash": lambda chance: self._crash(chance, "cache_crash"),
+            "router_crash": lambda chance: self._crash(chance, "router_crash"),
             "node_pause": self._pause,
             "clock_jump": self._jump,
             "disk_full": self._fill,
@@ -59,22 +59,20 @@ class Faults:
                     nursery.start_soon(self._strike, name, act)
             nursery.start_soon(self._attend_store)
 
-    async def _strike(self, name: str, act: Callable[[random.Random], Awaitable[bool]]) -> None:
-        """Again and again, one at a time for each class. An act that found nothing to strike returns False."""
+    async def _strike(self, name: str, act: Callable[[random.Random], Awaitable[None]]) -> None:
+        """Again and again, one at a time for each class. An act may find nothing to strike."""
         while True:
             await trio.sleep(self._inject.wait_s(name))
-            if await act(self._inject.chance(name)):
-                self._inject.note(name)
+            await act(self._inject.chance(name))
 
     # Network
 
-    async def _clog(self, chance: random.Random) -> bool:
+    async def _clog(self, chance: random.Random) -> None:
         one, other = self._two(chance)
-        self._say(f"clogs {one} -> {other}")
+        self._say(f"clogs {one} -> {other}", "link_clogged")
         self._world.network.clog(one, other, trio.current_time() + chance.uniform(0.5, 8.0))
-        return True
 
-    async def _partition(self, chance: random.Random) -> bool:
+    async def _partition(self, chance: random.Random) -> None:
         """Isolate one node, split the cluster, or cut one direction of one link."""
         names = sorted(self._world.nodes)
         until = trio.current_time() + min(atlas.LONGEST_OUTAGE_S, chance.expovariate(0.25))
@@ -86,10 +84,9 @@ class Faults:
             side = chance.sample(names, count)
             pairs = [(one, other) for one in side for other in names if other not in side]
             pairs += [(other, one) for one, other in pairs]
-        self._say(f"cuts {' '.join(f'{one}>{other}' for one, other in pairs)}")
+        self._say(f"cuts {' '.join(f'{one}>{other}' for one, other in pairs)}", "partition")
         for one, other in pairs:
             self._world.network.cut(one, other, until)
-        return True
 
     def _two(self, chance: random.Random) -> tuple[str, str]:
         one, other = chance.sample(sorted(self._world.nodes), 2)
@@ -97,35 +94,33 @@ class Faults:
 
     # Nodes
 
-    async def _crash(self, chance: random.Random, kind: str) -> bool:
-        node = self._node(chance, kind)
+    async def _crash(self, chance: random.Random, name: str) -> None:
+        node = self._node(chance, name[0])
         if node is None:
-            return False
+            return
+        self._say(f"crashes {node.name}", name)
         await self._world.crash(node, power=chance.random() < 0.5 and atlas.may_lose_power(self._world.options))
         await trio.sleep(min(atlas.LONGEST_OUTAGE_S, chance.choice((0.0, chance.expovariate(0.5)))))
         self._world.start(node)
-        return True
 
-    async def _pause(self, chance: random.Random) -> bool:
+    async def _pause(self, chance: random.Random) -> None:
         node = self._node(chance, "vdcr")
         if node is None or node.incarnation is None:
-            return False
+            return
         own = node.incarnation
-        self._say(f"pauses {node.name}")
+        self._say(f"pauses {node.name}", "node_pause")
         own.pause()
         await trio.sleep(min(atlas.LONGEST_OUTAGE_S, chance.expovariate(0.3)))
         own.resume()
         self._say(f"resumes {node.name}")
-        return True
 
-    async def _jump(self, chance: random.Random) -> bool:
+    async def _jump(self, chance: random.Random) -> None:
         node = self._node(chance, "vdcr")
         if node is None:
-            return False
+            return
         by_s = min(atlas.LONGEST_JUMP_S, chance.expovariate(0.3))
-        self._say(f"clock of {node.name} jumps {by_s:.1f} s")
+        self._say(f"clock of {node.name} jumps {by_s:.1f} s", "clock_jump")
         self._world.clocks[node.name].jump(by_s)
-        return True
 
     def _node(self, chance: random.Random, kinds: str) -> SimNode | None:
         up = [node for name, node in sorted(self._world.nodes.items()) if name[0] in kinds and node.up]
@@ -133,30 +128,27 @@ class Faults:
 
     # Log, disk, cache
 
-    async def _fill(self, chance: random.Random) -> bool:
+    async def _fill(self, chance: random.Random) -> None:
         disk = self._world.disk
-        self._say("fills the disk")
+        self._say("fills the disk", "disk_full")
         disk.capacity_bytes = disk.used_bytes + chance.randrange(400)
         await trio.sleep(min(atlas.LONGEST_OUTAGE_S, chance.expovariate(0.3)))
         disk.capacity_bytes = None
-        return True
 
-    async def _rot(self, chance: random.Random) -> bool:
+    async def _rot(self, chance: random.Random) -> None:
         if not self._world.disk.rot():
-            return False
-        self._say("flips a bit of the journal")
-        return True
+            return
+        self._say("flips a bit of the journal", "bit_rot")
 
-    async def _evict(self, chance: random.Random) -> bool:
+    async def _evict(self, chance: random.Random) -> None:
         cache = self._world.nodes["c1"].role
         session = self._session(chance)
         if not isinstance(cache, Cache) or session is None:
-            return False
+            return
         round_ = len(self._world.checkers.books[session].commits)
         name = ObjectName(scope=None, session=session, epoch=1, round=round_, kind=ObjectKind.TOKENS)
-        self._say(f"evicts {name.path}")
+        self._say(f"evicts {name.path}", "object_evicted")
         await cache.remove_object(Peer(uri="https://op.sim/operator/", role="operator"), name)
-        return True
 
     async def _attend_store(self) -> None:
         """An operator: a journal whose disk failed is started again."""
@@ -170,29 +162,37 @@ class Faults:
 
     # Routers
 
-    async def _fence(self, chance: random.Random) -> bool:
+    async def _fence(self, chance: random.Random) -> None:
         """Another router believes that the session is its own, fences it, and goes away."""
         session = self._session(chance)
         if session is None:
-            return False
+            return
         transport = SimTransport(self._world.network, self._stranger, Peer(uri=STRANGER, role="router"))
         objects = ObjectClient(transport, CountingMeters(), (self._world.cache_uri,))
         ref = log_reference(self._world.cache_uri, None, session)
         content = await objects.read_log(ref)
         if not isinstance(content, Content):
-            return False
+            return
         epoch = max(1, self._world.checkers.books[session].fence) + 1
-        self._say(f"fences {ref} at {epoch}")
+        self._say(f"fences {ref} at {epoch}", "foreign_fence")
         record = write_record(FenceRecord(epoch=epoch, by=f"{STRANGER} {chance.randrange(1 << 32)}"))
         await objects.append(ref, record, epoch=epoch, if_match=content.tag)
-        return True
+
+    async def fence(self) -> None:
+        """For a story: fence the session that is open."""
+        while not self._inject.any("foreign_fence"):
+            await self._fence(random.Random(0))
+            await trio.sleep(0.01)
 
     def _session(self, chance: random.Random) -> bytes | None:
         books = self._world.checkers.books
         return chance.choice([session for session in books if not books[session].closed] or [None])
 
-    def _say(self, event: str) -> None:
+    def _say(self, event: str, name: str | None = None) -> None:
+        """What is about to be done; counted under its class."""
         self._world.trace.say("!", event)
+        if name is not None:
+            self._inject.note(name)
 
 
 async def tampered(world: "World", uri: str, request: Request, response: Response) -> Response:

@@ -80,8 +80,10 @@ class Outcome(Struct, frozen=True):
 class World(Taps):
     """A cluster and all that is done to it."""
 
-    def __init__(self, options: SimOptions) -> None:
+    def __init__(self, options: SimOptions, story: "Story | None" = None) -> None:
+        """`story` is what is done to the cluster in place of the faults that strike by themselves."""
         seed = options.seed
+        self._story = story
         self.options = options
         self.trace = Trace()
         self.inject = Injector(seed, options.faults)
@@ -135,7 +137,10 @@ class World(Taps):
 
     async def _phases(self) -> None:
         async with trio.open_nursery() as storm:
-            storm.start_soon(faults.Faults(self).run)
+            if self._story is None:
+                storm.start_soon(faults.Faults(self).run)
+            else:
+                storm.start_soon(self._story, self)
             async with trio.open_nursery() as clients:
                 for client in self.clients:
                     self._spawn(client.run)
@@ -146,6 +151,7 @@ class World(Taps):
             waiting = [client.name for client in self.clients if client.ended is None]
             self._fail(NO_PROGRESS, f"{' '.join(waiting)} not served {HEALED_LIMIT_S:g} s after all faults were over")
         self._judge_ends()
+        await self._until(lambda: False, self.options.ttl_ms / 1000)  # until the router has seen who restarted
         probe = Client(self, "k*", PROBE)
         self._spawn(probe.run)
         if not await self._until(lambda: probe.ended is not None, QUIET_LIMIT_S):
@@ -436,9 +442,12 @@ class _Streams(SeededRandomness):
         return super().stream(f"{self._seed} {name}")
 
 
-def run_options(options: SimOptions) -> Outcome:
+Story = Callable[[World], Awaitable[None]]
+
+
+def run_options(options: SimOptions, story: Story | None = None) -> Outcome:
     """One run. The same options give the same outcome, to the hash of the trace."""
-    world = World(options)
+    world = World(options, story)
     with logs_into(world.trace):
         return determinism.run(f"{options.seed} scheduler", world.run)
 

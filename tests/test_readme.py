@@ -11,6 +11,7 @@ from sdcpd.frontend.openai import read_chat
 from sdcpd.node import ctl, main, quickstart
 from sdcpd.node.config import load_config
 from sdcpd.node.toml_reader import setting_names
+from tests.sim import simulate
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -32,6 +33,8 @@ def test_commands_are_as_the_programs_have_them(command: str, tmp_path: Path, mo
             quickstart.parser().parse_args(arguments)
         case "scripts/test" | "scripts/check":
             assert not arguments
+        case "scripts/simulate":
+            simulate.parser().parse_args(arguments)
         case "sdcpd":
             options = main.parser().parse_args(arguments)
             (tmp_path / "config.json").write_text("{}")

@@ -182,7 +182,10 @@ def test_sources(rule: Callable[[Path, ast.Module], Iterator[str]]) -> None:
     assert not offences, "\n".join(["", *offences])
 
 
-@pytest.mark.parametrize("script", ["scripts/env", "scripts/quickstart", "scripts/test", "scripts/check", ".ci/run"])
+@pytest.mark.parametrize(
+    "script",
+    ["scripts/env", "scripts/quickstart", "scripts/test", "scripts/check", "scripts/simulate", ".ci/run"],
+)
 def test_scripts_parse(script: str) -> None:
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 

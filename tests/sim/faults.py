@@ -145,8 +145,9 @@ class Faults:
         session = self._session(chance)
         if not isinstance(cache, Cache) or session is None:
             return
-        round_ = len(self._world.checkers.books[session].commits)
-        name = ObjectName(scope=None, session=session, epoch=1, round=round_, kind=ObjectKind.TOKENS)
+        book = self._world.checkers.books[session]
+        epoch, round_ = max(1, book.fence), len(book.commits)
+        name = ObjectName(scope=None, session=session, epoch=epoch, round=round_, kind=ObjectKind.TOKENS)
         self._say(f"evicts {name.path}", "object_evicted")
         await cache.remove_object(Peer(uri="https://op.sim/operator/", role="operator"), name)
 

@@ -58,6 +58,7 @@ class SimNetwork:
         self._cut: dict[tuple[str, str], float] = {}  # links that carry nothing, and until when
         self._clogged: dict[tuple[str, str], float] = {}
         self._requests = 0
+        self.under_way = 0  # handlers that have not answered yet
 
     def serve(self, uri: str, incarnation: Incarnation, handler: Handler) -> None:
         assert uri not in self._served
@@ -117,6 +118,7 @@ class SimNetwork:
         return exchange
 
     async def _handle(self, target: Served, peer: Peer, uri: str, request: Request, exchange: Exchange) -> None:
+        self.under_way += 1
         try:
             with exchange.scope:
                 await target.incarnation.gate()
@@ -130,6 +132,7 @@ class SimNetwork:
                     self._taps.served(target.incarnation, uri, peer, request, response)
                     exchange.response = response
         finally:
+            self.under_way -= 1
             exchange.over.set()
 
     async def _again(self, peer: Peer, uri: str, request: Request) -> None:

@@ -18,17 +18,21 @@ from tests.sim.options import FAULTS
 from tests.sim.world import WORDS, Outcome, run_seed
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__.splitlines()[0])
-    what = parser.add_mutually_exclusive_group()
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="scripts/simulate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = arguments.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, help="run this one seed and say how it ended")
     what.add_argument("--count", type=int, help="run so many seeds")
     what.add_argument("--minutes", type=float, help="run seeds for so long")
     what.add_argument("--until-failure", action="store_true", help="run seeds until one fails")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--keep-going", action="store_true", help="go on after a failure (--count, --minutes)")
-    parser.add_argument("--trace", action="store_true", help="with --seed: print the end of the trace in any case")
-    return parser.parse_args()
+    arguments.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    arguments.add_argument("--keep-going", action="store_true", help="go on after a failure (--count, --minutes)")
+    arguments.add_argument("--trace", action="store_true", help="with --seed: print the end of the trace in any case")
+    return arguments
 
 
 def _seeds(arguments: argparse.Namespace) -> Iterator[int]:
@@ -68,7 +72,7 @@ def _table(tally: report.Tally, console: Console, took_s: float) -> None:
 
 
 def main() -> int:
-    arguments = _arguments()
+    arguments = parser().parse_args()
     console = Console()
     tally = report.Tally()
     first_failure: Outcome | None = None

@@ -201,7 +201,7 @@ class World(Taps):
 
     def _left_over(self) -> list[str]:
         """Item 12: what is still held although nobody is served."""
-        left: list[str] = []
+        left = [f"{self.network.under_way} requests under way"] if self.network.under_way else []
         for name, node in self.nodes.items():
             match node.role:
                 case Verifier() as verifier:
@@ -213,8 +213,12 @@ class World(Taps):
                     left.append(f"{name}: {len(drafter.snapshot().sessions)} sessions")
                 case Router() as router if router.snapshot().in_care:
                     left.append(f"{name}: {router.snapshot().in_care} in care")
-                case Cache() as cache if cache.snapshot().waiting_appends:
-                    left.append(f"{name}: {cache.snapshot().waiting_appends} appends")
+                case Cache() as cache:
+                    store = cache.snapshot()
+                    if store.waiting_appends or (store.damaged_logs and not self.inject.any("bit_rot")):
+                        left.append(f"{name}: {store.waiting_appends} appends, {store.damaged_logs} damaged logs")
+                    if store.live_bytes > store.journal_bytes:
+                        left.append(f"{name}: {store.live_bytes} live of {store.journal_bytes} octets")
                 case None:
                     left.append(f"{name} is down")
                 case _:

@@ -21,26 +21,26 @@ FAULTS: Final[Mapping[str, tuple[float, float]]] = {
     "answer_lost": (0.005, 0.1),
     "connection_reset": (0.005, 0.1),
     "request_repeated": (0.01, 0.1),
-    "link_clogged": (0.02, 0.2),
-    "partition": (0.01, 0.08),
+    "link_clogged": (0.05, 0.5),
+    "partition": (0.03, 0.3),
     # nodes
-    "verifier_crash": (0.01, 0.05),
-    "drafter_crash": (0.02, 0.2),
-    "cache_crash": (0.02, 0.1),
-    "router_crash": (0.01, 0.03),
-    "node_pause": (0.02, 0.15),
+    "verifier_crash": (0.02, 0.2),
+    "drafter_crash": (0.05, 0.5),
+    "cache_crash": (0.05, 0.4),
+    "router_crash": (0.02, 0.1),
+    "node_pause": (0.05, 0.4),
     "clock_rate": (0.02, 0.2),  # largest deviation
-    "clock_jump": (0.02, 0.1),
+    "clock_jump": (0.05, 0.3),
     # log and disk
     "append_conflict": (0.005, 0.05),
     "append_unanswered": (0.01, 0.1),
     "write_torn": (0.002, 0.02),
     "sync_slow": (0.05, 0.3),
     "sync_failed": (0.001, 0.01),
-    "disk_full": (0.02, 0.1),
-    "bit_rot": (0.01, 0.05),
+    "disk_full": (0.03, 0.3),
+    "bit_rot": (0.02, 0.2),
     # cache
-    "object_evicted": (0.05, 0.5),
+    "object_evicted": (0.1, 1.0),
     "content_cut": (0.01, 0.2),
     "content_stalled": (0.01, 0.2),
     # engine
@@ -56,7 +56,7 @@ FAULTS: Final[Mapping[str, tuple[float, float]]] = {
     "other_body": (0.02, 0.3),
     "silence": (0.01, 0.1),
     # routers
-    "foreign_fence": (0.01, 0.05),  # another router takes a session for its own
+    "foreign_fence": (0.03, 0.3),  # another router takes a session for its own
 }
 
 # What the roles do not survive yet. A run in which they are off may end sessions for it (atlas.py); when one is built,
@@ -119,17 +119,17 @@ class SimOptions(Struct, frozen=True, kw_only=True):
             seed=seed,
             verifiers=chance.choice((1, 1, 2, 3)),
             drafters=tuple(
-                DrafterPlan(agrees=chance.choice((0.0, 0.5, 0.8, 0.95, 1.0)), rogue=chance.random() < 0.3)
+                DrafterPlan(agrees=chance.choice((0.0, 0.5, 0.8, 0.95, 1.0)), rogue=chance.random() < 0.4)
                 for _ in range(chance.choice((0, 1, 1, 2, 3)))
             ),
-            clients=tuple(_client(chance) for _ in range(chance.choice((1, 2, 3, 4, 6)))),
+            clients=tuple(_client(chance) for _ in range(chance.choice((1, 2, 4, 6, 10)))),
             ladders=ladders,
             faults={
                 name: low * (high / low) ** chance.random()
                 for name, (low, high) in FAULTS.items()
                 if chance.random() < share
             },
-            ttl_ms=chance.choice((1500, 3000, 10000)),
+            ttl_ms=chance.choice((1500, 5000, 20000)),
             pages=chance.choice((8, 16, 64)),
             pass_s=chance.choice((0.002, 0.01, 0.05)),
             waiting_limit_s=chance.choice((8.0, 20.0, 60.0)),
@@ -138,9 +138,9 @@ class SimOptions(Struct, frozen=True, kw_only=True):
 
 
 def _client(chance: random.Random) -> ClientPlan:
-    max_new = chance.choice((1, 2, 8, 24, 48, 64))
+    max_new = chance.choice((1, 2, 8, 24, 48, 64, 64))
     return ClientPlan(
-        begins_s=chance.choice((0.0, chance.uniform(0, 8))),
+        begins_s=chance.choice((0.0, chance.uniform(0, 10), chance.uniform(0, 10))),
         model=chance.choice("ab"),
         prompt=tuple(chance.randrange(VOCABULARY) for _ in range(chance.choice((1, 2, 7, 20)))),
         max_new=max_new,

@@ -36,6 +36,8 @@ class SimEngine(ToyEngine):
         self._chance = chance
         self._inject = inject
         self._base_s = pass_s
+        if "rows_dear" in inject.rates:
+            inject.note("rows_dear")
 
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
         rows = sum(len(span.tokens) for span in spans)

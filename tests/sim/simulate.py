@@ -8,6 +8,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from typing import Final, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,9 +18,20 @@ from tests.sim import report
 from tests.sim.options import FAULTS
 from tests.sim.world import WORDS, Outcome, run_seed
 
+USAGE_ERROR: Final = 64
+"""As sysexits.h has it."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse ends with 2, which means something else here."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}\n")
+
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
+    arguments = _Parser(
         prog="scripts/simulate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import trio
 from msgspec.structs import replace
 
 from sdcpd.cache import journal, log_batch
@@ -220,9 +221,13 @@ def journal_not_synced(patch: Patch) -> None:
     patch.setattr(journal.Journal, "__init__", lazy)
 
 
-def event_forgotten(patch: Patch) -> None:
-    """No event is ever said: nobody learns that a session waits for a drafter, or that it ended."""
-    patch.setattr(Session, "_say", lambda self, kind, reason: None)
+def lost_answer_waited_for(patch: Patch) -> None:
+    """Nobody looks what became of an append without an answer."""
+
+    async def waits(self: Hosted, machine: Session) -> None:
+        await trio.sleep_forever()
+
+    patch.setattr(Hosted, "_look", waits)
 
 
 class Plant(msgspec.Struct, frozen=True):
@@ -254,7 +259,7 @@ PLANTS = (
     Plant(cancel_keeps_kv, kinds=(NO_PROGRESS, CRASH)),
     Plant(lost_answer_is_failure, {"append_unanswered": 0.1}, item="2:"),
     Plant(journal_not_synced, {"cache_crash": 0.3}, item="1:"),
-    Plant(event_forgotten, kinds=(NO_PROGRESS,)),
+    Plant(lost_answer_waited_for, {"append_unanswered": 0.1}, kinds=(NO_PROGRESS,)),
 )
 
 

@@ -59,7 +59,7 @@ _ROGUE: Final = (
 EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
     # The router's own codes (protocol/placement.py)
     "verifier_lost": () if BUILT["verifier_failover"] else (*_SILENT_VERIFIER, "foreign_fence"),
-    "verifier_unreachable": () if BUILT["verifier_failover"] else (*_SILENT_VERIFIER, *_STORE),
+    "verifier_unreachable": (*_SILENT_VERIFIER, *_STORE),
     "verifier_overloaded": (*_SILENT_VERIFIER, *_STORE, "rows_dear"),
     "verifier_refused": () if BUILT["verifier_failover"] else ("verifier_crash", "foreign_fence", *_STORE, *_LINKS),
     "output_unreadable": () if BUILT["verifier_failover"] else (*_SILENT_VERIFIER, "foreign_fence", *_STORE),

@@ -30,6 +30,7 @@ class Checkers:
         self.books: dict[bytes, Book] = {}
         self.rounds = 0
         self._wrong = wrong
+        self._early: dict[bytes, bytes] = {}  # logs begun by a router's fence, before any verifier saw the session
         self._fenced: dict[
             tuple[str, int, bytes], tuple[float, int]
         ] = {}  # since when an incarnation knows, and below what
@@ -58,7 +59,7 @@ class Checkers:
     def _durable(self, session: bytes, octets: bytes) -> None:
         book = self.books.get(session)
         if book is None:
-            self._wrong(f"1: {session_path_id(session)}: a log without a session")
+            self._early[session] = self._early.get(session, b"") + octets
             return
         for record, raw in read_records(octets):
             self.rounds += isinstance(record, CommitRecord)
@@ -72,7 +73,9 @@ class Checkers:
             match request.method, request.path.split("/"):
                 case "POST", ["sessions"]:
                     opened = decode(request.body, SessionOpen)
-                    self.books.setdefault(opened.session, Book(opened))
+                    if opened.session not in self.books:
+                        self.books[opened.session] = Book(opened)
+                        self._durable(opened.session, self._early.pop(opened.session, b""))
                 case "POST", ["proposals"]:
                     proposal = decode(request.body, Proposal)
                     book = self.books.get(proposal.session)

@@ -363,7 +363,9 @@ class World(Taps):
     def _router(self, own: Incarnation) -> tuple[Role, Callable[..., Awaitable[Response]]]:
         ports = self._ports(own, self._router_uri, "router")
         router = Router(
-            RouterSettings(patience=Patience(open_give_up_s=60.0, read_give_up_s=20.0, poll_s=10.0)),
+            RouterSettings(
+                open_deadline_s=15.0, patience=Patience(open_give_up_s=60.0, read_give_up_s=20.0, poll_s=10.0)
+            ),
             ports,
             instance=self._router_uri,
             cache=self.cache_uri,

@@ -54,11 +54,15 @@ _ROGUE: Final = (
     "silence",
 )
 
-# Why a session may fail, by the code or the beginning of the words that its client is given. A reason that is not here
+# Why a session may fail, by the beginning of its reason and (in brackets) its detail. A reason that is not here
 # is never accepted, nor is one of which nothing happened.
 EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
     # The router's own codes (protocol/placement.py)
-    "verifier_lost": () if BUILT["verifier_failover"] else (*_SILENT_VERIFIER, "foreign_fence"),
+    "verifier_lost (3 failovers in a row" if BUILT["verifier_failover"] else "verifier_lost": (
+        *_SILENT_VERIFIER,
+        "foreign_fence",
+    ),
+    "log_unusable": ("bit_rot",),
     "verifier_unreachable": (*_SILENT_VERIFIER, *_STORE),
     "verifier_overloaded": (*_SILENT_VERIFIER, *_STORE, "rows_dear"),
     "verifier_refused": () if BUILT["verifier_failover"] else ("verifier_crash", "foreign_fence", *_STORE, *_LINKS),
@@ -80,7 +84,11 @@ def excused(reason: str, detail: str, ladder: Ladder, inject: Injector) -> bool:
     """May a session of this ladder fail so, after what was injected so far?"""
     if reason == LADDER_EXHAUSTED:
         return can_run_out(ladder)
-    return any(reason.startswith(known) and inject.any(*classes) for known, classes in EXCUSES.items() if classes)
+    return any(
+        f"{reason} ({detail})".startswith(known) and inject.any(*classes)
+        for known, classes in EXCUSES.items()
+        if classes
+    )
 
 
 def can_run_out(ladder: Ladder) -> bool:

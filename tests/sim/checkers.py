@@ -24,12 +24,13 @@ from tests.sim.sim_node import Incarnation
 
 
 class Checkers:
-    """`wrong` is told of the first thing that does not hold."""
+    """`wrong` is told of the first thing that does not hold; `rot` says whether a bit of the journal has flipped."""
 
-    def __init__(self, wrong: Callable[[str], None]) -> None:
+    def __init__(self, wrong: Callable[[str], None], rot: Callable[[], bool]) -> None:
         self.books: dict[bytes, Book] = {}
         self.rounds = 0
         self._wrong = wrong
+        self._rot = rot
         self._early: dict[bytes, bytes] = {}  # logs begun by a router's fence, before any verifier saw the session
         self._fenced: dict[
             tuple[str, int, bytes], tuple[float, int]
@@ -45,16 +46,33 @@ class Checkers:
         assert isinstance(batch, Batch)
         for request, outcome in zip(batch.requests, batch.outcomes, strict=True):
             if isinstance(outcome, LogAppended) and isinstance(request, CreateLog | AppendToLog):
-                octets = b"".join(record.octets for record in request.records)
-                self._durable(_session(request.name), octets)
+                session = _session(request.name)
+                if isinstance(request, CreateLog):
+                    self._begun(session)
+                self._durable(session, b"".join(record.octets for record in request.records))
 
     def recovered(self, session: bytes, octets: bytes) -> None:
         """A cache came back with this log: it must hold all that was acknowledged, and may hold what was not."""
         book = self.books[session]
+        if self._rot() and book.log.startswith(octets) and book.log != octets:
+            book.rewind()  # a flipped bit at the end of the journal looks like the torn end of a crash
         if not octets.startswith(book.log):
             self._wrong(f"1: {session_path_id(session)}: a restarted cache lost acknowledged records")
             return
         self._durable(session, octets[len(book.log) :])
+
+    def gone(self, session: bytes) -> None:
+        """A cache came back without this log, or cannot read it."""
+        book = self.books[session]
+        if self._rot():
+            book.rewind()
+        elif book.octets:
+            self._wrong(f"1: {session_path_id(session)}: its log is gone or damaged")
+
+    def _begun(self, session: bytes) -> None:
+        self._early.pop(session, None)
+        if session in self.books and self.books[session].octets:
+            self.gone(session)
 
     def _durable(self, session: bytes, octets: bytes) -> None:
         book = self.books.get(session)
@@ -120,7 +138,7 @@ class Checkers:
 
     def _log_read(self, session: bytes, octets: bytes) -> None:
         book = self.books.get(session)
-        if book is not None and not book.log.startswith(octets):
+        if book is not None and not book.rotted and not book.log.startswith(octets):
             self._wrong(f"1: {session_path_id(session)}: a read log is not what was appended")
 
     def _verdict(self, node: Incarnation, proposal: Proposal, octets: bytes) -> None:
@@ -131,6 +149,8 @@ class Checkers:
         def check() -> None:
             if proposal.epoch != verdict.epoch:
                 raise Wrong(f"4: a proposal of epoch {proposal.epoch} got a verdict of epoch {verdict.epoch}")
+            if book.rotted:
+                return
             if not 1 <= verdict.round <= len(book.commits):
                 raise Wrong(f"3: a verdict of round {verdict.round} before its record")
             record = book.commits[verdict.round - 1]
@@ -153,15 +173,18 @@ class Checkers:
     def page(self, item: str, page: Output) -> None:
         """Output as somebody is about to see it: each token's record is in the log."""
         book = self.books[page.session]
-        shown = tuple(book.output[page.from_ : page.from_ + len(page.tokens)])
+        known = book.expected if book.rotted else book.output
+        shown = tuple(known[page.from_ : page.from_ + len(page.tokens)])
         if shown != page.tokens:
             self._wrong(f"{item}: {session_path_id(page.session)}: output at {page.from_} is not in the log")
-        elif page.final and page.finish == 4 and not book.closed:
+        elif page.final and page.finish == 4 and not book.closed and not book.rotted:
             self._wrong(f"3: {session_path_id(page.session)}: a final page before the log says so")
 
     def _state(self, node: Incarnation, state: SessionState) -> None:
         book = self.books[state.session]
         self._serves(node, state.session, state.epoch)
+        if book.rotted:
+            return
         committed = book.commits[state.round - 1].committed if 0 < state.round <= len(book.commits) else 0
         if state.committed != committed or state.digest != book.digest(committed):
             self._wrong(f"3: {session_path_id(state.session)}: session-state of round {state.round} is not in the log")

@@ -41,6 +41,7 @@ class Book:
         self.caps: frozenset[int] = frozenset({opened.contract.m_max})  # what m_cap may be now
         self.verdicts: dict[tuple[int, int], bytes] = {}
         self.proposals: dict[tuple[int, int], list[Proposal]] = {}
+        self.rotted = False  # its log lost records to a flipped bit: then only what the target says can be checked
         self._digests = [_start(opened.contract, opened.prompt)]
 
     @property
@@ -60,6 +61,14 @@ class Book:
     def assigned(self, m_init: int) -> None:
         """A drafter was named. Whether it is another one than before, only the verifier knows (decision 42)."""
         self.caps |= {min(m_init, self.contract.m_max)}
+
+    def rewind(self) -> None:
+        """The log is gone, or shorter than it was: begin anew from what is read."""
+        self.rotted = True
+        self.octets, self.commits, self.output = [], [], []
+        self.fence, self.ended = 0, None
+        self.caps = frozenset(range(1, self.contract.m_max + 1))
+        del self._digests[1:]
 
     def append(self, record: Record, octets: bytes) -> None:
         """A record became durable. Raises Wrong."""

@@ -21,7 +21,7 @@ from sdcpd.edge.peers import PeerClient
 from sdcpd.edge.transport import Request, Response
 from sdcpd.protocol.draft_session import Identity
 from sdcpd.protocol.placement_values import Patience
-from sdcpd.protocol.problems import Problem, UnknownResource
+from sdcpd.protocol.problems import Conflict, Problem, UnknownResource
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
@@ -88,7 +88,7 @@ class World(Taps):
         self.trace = Trace()
         self.inject = Injector(seed, options.faults)
         self.failure: tuple[int, str] | None = None
-        self.checkers = Checkers(self.wrong)
+        self.checkers = Checkers(self.wrong, lambda: self.inject.any("bit_rot"))
         self.disk = SimFiles(random.Random(f"{seed} disk"), self.inject)
         self.network = SimNetwork(random.Random(f"{seed} network"), self.inject, self.trace, self._spawn, self)
         self.clocks: dict[str, SimClock] = {}
@@ -311,12 +311,10 @@ class World(Taps):
     async def _compare_log(self, cache: Cache, session: bytes) -> None:
         try:
             content = await cache.read_log(Peer(uri=self._router_uri, role="router"), LogName(None, session))
-        except UnknownResource:
-            if self.checkers.books[session].octets and not self.inject.any("bit_rot"):
-                self.wrong(f"1: the log of {session.hex()[:6]} is gone")
+        except (UnknownResource, Conflict):
+            self.checkers.gone(session)
         except Problem as problem:
-            if not self.inject.any("bit_rot"):
-                self.wrong(f"1: the log of {session.hex()[:6]} cannot be read: {problem.detail}")
+            self.trace.say("c1", f"log not read: {problem.detail}")
         else:
             self.checkers.recovered(session, content.octets)
 

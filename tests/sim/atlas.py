@@ -63,9 +63,12 @@ EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
         "foreign_fence",
     ),
     "log_unusable": ("bit_rot",),
+    "log_damaged": ("bit_rot",),
     "verifier_unreachable": (*_SILENT_VERIFIER, *_STORE),
     "verifier_overloaded": (*_SILENT_VERIFIER, *_STORE, "rows_dear"),
-    "verifier_refused": () if BUILT["verifier_failover"] else ("verifier_crash", "foreign_fence", *_STORE, *_LINKS),
+    "verifier_refused": ("foreign_fence", "bit_rot")
+    if BUILT["verifier_failover"]
+    else ("verifier_crash", "foreign_fence", *_STORE, *_LINKS),
     "output_unreadable": () if BUILT["verifier_failover"] else (*_SILENT_VERIFIER, "foreign_fence", *_STORE),
     "output_behind": () if BUILT["verifier_failover"] else _SILENT_VERIFIER,
     "router_stopped": () if BUILT["router_directory"] else ("router_crash",),

@@ -183,7 +183,16 @@ def test_sources(rule: Callable[[Path, ast.Module], Iterator[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["scripts/env", "scripts/quickstart", "scripts/test", "scripts/check", "scripts/bench", ".ci/run"]
+    "script",
+    [
+        "scripts/env",
+        "scripts/quickstart",
+        "scripts/test",
+        "scripts/check",
+        "scripts/bench",
+        "scripts/simulate",
+        ".ci/run",
+    ],
 )
 def test_scripts_parse(script: str) -> None:
     subprocess.run(["bash", "-n", ROOT / script], check=True)

@@ -3,8 +3,9 @@
 First the directory is told where the session will be, so that a router which restarts finds it; then it is opened.
 An open that got no answer may have been carried out. So it is repeated with the identical body, and only to the same
 verifier: at another one the session is opened at another, fenced epoch (30), which is `Unopened`'s meaning. At the
-first epoch the verifier's word is final where it refuses, as it speaks of the request; at a later one it may be that
-verifier alone (full, out of step with the log), and another is asked if there is one.
+first epoch the verifier's word is final where it refuses, as it speaks of the request, unless it says that it lost the
+session to a fence; at a later one it may be that verifier alone (full, out of step with the log), and another is asked
+if there is one.
 """
 
 from typing import Final
@@ -30,6 +31,7 @@ from sdcpd.protocol.placement_values import (
     retry_after_s,
     words,
 )
+from sdcpd.protocol.problems import StaleEpoch
 from sdcpd.protocol.retry_lane import MainLane
 from sdcpd.protocol.terms import Action
 
@@ -127,5 +129,7 @@ class Opening:
     def _may_go_on(self, outcome: Outcome, elsewhere: bool) -> bool:
         if passing(outcome):
             return elsewhere or self._epoch > FIRST_EPOCH
+        if isinstance(outcome, Refused) and outcome.suffix == StaleEpoch.suffix:
+            return True  # it had the session and lost it to a fence: the log says where it stands (65)
         out_of_step = isinstance(outcome, Refused) and outcome.status in (404, 409)
         return self._epoch > FIRST_EPOCH and (elsewhere or out_of_step)

@@ -250,7 +250,7 @@ class Hosted:
                     if isinstance(content, Content) and content.octets == b"":
                         return content.tag  # a lost answer to our own create: an empty log is ours (decision 64)
                     if isinstance(content, Content):
-                        self.refused = Conflict("commit_log: a log with records exists there; name a new one")
+                        self.refused = _taken_log(content.octets, self.opened.epoch)
                         self.changes.notify()
                         return None
             await self._ports.clock.sleep_until(self._ports.clock.now() + self._settings.append_retry_s)
@@ -277,7 +277,7 @@ class Hosted:
                 self._log.info(
                     "session ended" if machine.closed else "session lost",
                     state=machine.state.name.lower(),
-                    reason=machine.reason or machine.stopped,
+                    reason=machine.stopped or machine.reason,
                     round=machine.prefix.at.round,
                     committed=machine.prefix.at.committed,
                 )
@@ -380,3 +380,14 @@ class Hosted:
         if isinstance(record, CommitRecord):
             self._log.debug("round", round=record.round, emitted=len(record.emitted), committed=record.committed)
         self.changes.notify()
+
+
+def _taken_log(octets: bytes, epoch: int) -> Problem:
+    """Why a session cannot be opened over a log that somebody else has written: fenced before it began, or not ours."""
+    try:
+        fenced = fenced_above(octets, epoch)
+    except IllFormed:
+        fenced = False  # damaged: what it said is not known
+    if fenced:
+        return StaleEpoch("the log is fenced above this epoch")
+    return Conflict("commit_log: a log with records exists there; name a new one")

@@ -337,10 +337,10 @@ class Verifier:
             if hosted.refused is not None:
                 raise hosted.refused
             machine = hosted.machine
+            if machine is not None and machine.stopped is not None:
+                raise StaleEpoch(f"this verifier no longer serves the session: {machine.stopped}")
             if machine is not None and (hosted.open or machine.closed):
                 return machine.session_state()
-            if machine is not None and machine.stopped is not None:
-                raise StaleEpoch(f"the session was lost while opening: {machine.stopped}")
             await self._wait(hosted)
 
     async def _wait(self, hosted: Hosted) -> None:
@@ -452,5 +452,5 @@ def _describe(hosted: Hosted, now: float) -> HostedSession:
         draft_tokens=stats.draft_tokens if stats is not None else 0,
         accepted_tokens=stats.accepted_tokens if stats is not None else 0,
         age_s=now - hosted.started_at,
-        reason=(machine.reason or machine.stopped) if machine is not None else None,
+        reason=(machine.stopped or machine.reason) if machine is not None else None,
     )

@@ -85,7 +85,7 @@ class Placement:
         self._failover = Failover(plan, fleet, patience, self._outbox, self._reader.copy)
         self._cleanup = Cleanup(plan, fleet, self._outbox)
         self._order = NamingOrder(plan.incarnation)
-        self._choice = DrafterChoice(plan, fleet, patience.drafter_rest_s)
+        self._choice = DrafterChoice(plan, fleet, patience)
         self._assignments = Assignments(plan)
         self._watch = VerifierWatch(fleet, plan.verifier, plan.verifier_boot)
         self._target_boot: bytes | None = None
@@ -323,23 +323,17 @@ class Placement:
         self._main.send(Assign(message=self._message(self.target)), now)
 
     def _assign_outcome(self, drafter: str, outcome: Outcome, now: float) -> None:
-        asked_s = retry_after_s(outcome)
         if isinstance(outcome, Accepted):
             self._main.clear()
             self.phase = Phase.SETTLED
-        elif not passing(outcome):
-            self._choice.exclude(drafter)  # it may not or cannot (44); another may
-            self._assigned = None
-            self._place("drafter_refused", now)
-        elif asked_s is not None:
-            self._choice.rest_for(drafter, asked_s, now)  # full (44)
-            self._assigned = None
-            self._place("drafter_overloaded", now)
-        elif self._main.tries < self._patience.tries:
+            return
+        reason = self._choice.judged(drafter, outcome, self._main.tries, now)
+        if reason is None:
             self._main.wait(now)
-        else:
-            self._choice.rest(drafter, now)
-            self._place("drafter_unreachable", now)
+            return
+        if reason != "drafter_unreachable":  # that one may have it, and is to be told otherwise
+            self._assigned = None
+        self._place(reason, now)
 
     # -- events and supervision ---------------------------------------------------------------------------------
 

@@ -179,6 +179,8 @@ class Router:
         """GET sessions/{id}/output?from=n, wherever the session lives or lived (decisions 39, 84, 106)."""
         task = self._sessions.get(session)
         if task is not None:
+            if sum(one.readers for one in self._sessions.values()) >= self._settings.max_readers:
+                raise Overloaded("too many readers wait at this router", retry_after_s=1)
             return await task.read(from_, wait_s)
         ended = self._ended.get(session)
         if ended is not None:

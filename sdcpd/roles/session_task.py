@@ -70,8 +70,8 @@ Answer = SessionState | Output | Done | Refusal | AppendOutcome | ReadOutcome
 class SessionTask:
     """Drives one Placement. `left` is set by the client's side; everything else happens in `run`.
 
-    `attended`: a client holds the session, and its leaving ends it. One that was adopted from the directory belongs to
-    whoever reads its output; `unread` tells whether nobody does.
+    `readers` wait for output from outside. `attended`: a client holds the session, and its leaving ends it. One that
+    was adopted from the directory belongs to whoever reads its output; `unread` tells whether nobody does.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SessionTask:
         self.placement = placement
         self.attended = adopted is None
         self._adopted = adopted
-        self._readers = 0
+        self.readers = 0
         self._read_at = ports.clock.now()
         self.model = model
         self.started_at = ports.clock.now()
@@ -137,11 +137,11 @@ class SessionTask:
 
     def unread(self, now: float, limit_s: float) -> bool:
         """Whether nobody holds the session and nobody has read of it for `limit_s` (decision 106)."""
-        return not self.attended and self._readers == 0 and now - self._read_at >= limit_s
+        return not self.attended and self.readers == 0 and now - self._read_at >= limit_s
 
     async def read(self, start: int, wait_s: float) -> Output:
         """The page from `start` on for somebody who reads from outside, waiting up to `wait_s` for it (6.7, 38)."""
-        self._readers += 1
+        self.readers += 1
         try:
             with trio.move_on_after(wait_s):
                 while (page := self.page(start)) is None:
@@ -149,7 +149,7 @@ class SessionTask:
                 return page
             return Output(session=self.session, epoch=self.placement.epoch, from_=start, tokens=(), final=False)
         finally:
-            self._readers -= 1
+            self.readers -= 1
             self._read_at = self._ports.clock.now()
 
     def leave(self) -> None:

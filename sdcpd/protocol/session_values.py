@@ -3,6 +3,8 @@
 from msgspec import Struct
 
 from sdcpd.protocol.commit_log import CommitRecord, EndRecord
+from sdcpd.protocol.distributions import Profile
+from sdcpd.protocol.draft_rows import CheckedRow
 from sdcpd.protocol.escalation import Counters
 from sdcpd.protocol.messages import Verdict
 from sdcpd.protocol.terms import Action
@@ -24,13 +26,17 @@ class Work(Struct, frozen=True):
     """Tokens to score in one pass: the last token of the prefix, then the proposed ones; all rows are wanted.
 
     `start` is the position of `tokens[0]`, which is also the number of positions whose KV must be valid. `ticket`
-    names this piece of work: an answer with an old ticket is dropped.
+    names this piece of work: an answer with an old ticket is dropped. `rule` and `profile` say how the rows are judged;
+    `committed` output tokens precede the round.
     """
 
     ticket: int
     round: int
     start: int
     tokens: tuple[int, ...]
+    committed: int
+    rule: int
+    profile: Profile
 
 
 class Replay(Struct, frozen=True):
@@ -46,9 +52,14 @@ class Join(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True):
-    """A new round: score this."""
+    """A new round: score this.
+
+    `rows` are its checked draft rows, () where the rule needs none. None: they have to be obtained, and nothing may be
+    drawn before (6.3 step 5); `rows_obtained` or `rows_refused` says how that ended.
+    """
 
     work: Work
+    rows: tuple[CheckedRow, ...] | None
 
 
 class Append(Struct, frozen=True):

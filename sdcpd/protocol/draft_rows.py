@@ -57,10 +57,12 @@ def row_of(entries: Sequence[tuple[int, float]]) -> DraftRow:
 
 
 def ids_of(row: DraftRow) -> tuple[int, ...]:
+    """The token ids of a row's entries."""
     return struct.unpack(f"<{row.entries}I", row.ids)
 
 
 def values_of(row: DraftRow) -> tuple[float, ...]:
+    """The values of a row's entries, in the order of their ids."""
     return struct.unpack(f"<{len(row.values) // VALUE_BYTES}f", row.values)
 
 

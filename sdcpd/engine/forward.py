@@ -127,11 +127,11 @@ class Engine:
         """Compute a planned pass: for each span, in order, its wanted rows. In the worker thread."""
         return judge_pass(self.compute(batch), batch)
 
-    def judge(self, shelf: Shelf, tokens: tuple[int, ...], tested: Weighed) -> tuple[Row, ...]:
+    def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
         """Judge what a pass left on a shelf, for the span that had these tokens. In the worker thread."""
         logits = shelf.logits
         assert isinstance(logits, torch.Tensor), "the pass has run"
-        return judge_rows(logits, [(tested, tokens)])[0]
+        return judge_rows(logits, [(weighed, tokens)])[0]
 
     @torch.inference_mode()
     def compute(self, batch: Batch) -> torch.Tensor:

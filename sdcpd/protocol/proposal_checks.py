@@ -38,11 +38,16 @@ def check_base(proposal: Proposal, at: Point, state: SessionState) -> None:
         raise StaleBase(f"round {proposal.round} is not {at.round + 1}", state=state)
 
 
-def check_limit(proposal: Proposal, m_cap: int) -> None:
-    """M against the cap last published (decision 57). Raises LimitExceeded."""
+def check_limit(proposal: Proposal, m_cap: int, rows_limit: int) -> None:
+    """M against the cap last published (decision 57), and against the rows that we fetch where some have to be (99).
+
+    Raises LimitExceeded.
+    """
     proposed = len(proposal.tokens)
     if proposed > m_cap:
         raise LimitExceeded(f"tokens: {proposed} proposed, m_cap is {m_cap}", m_cap=m_cap)
+    if proposal.q_rows is not UNSET and proposal.q is UNSET and proposed > rows_limit:
+        raise LimitExceeded(f"q_rows: rows of {proposed} positions, at most {rows_limit} are fetched", m_cap=rows_limit)
 
 
 def check_content(proposal: Proposal, contract: Contract, vocabulary: int) -> tuple[CheckedRow, ...] | None:

@@ -35,6 +35,7 @@ from sdcpd.protocol.commit_log import (
     write_record,
 )
 from sdcpd.protocol.deadlines import Deadlines
+from sdcpd.protocol.draft_rows import VALUE_BYTES
 from sdcpd.protocol.escalation import Counters
 from sdcpd.protocol.events import Events
 from sdcpd.protocol.messages import Assignment, Event, Output, Policy, Proposal, SessionOpen, SessionState, Verdict
@@ -230,7 +231,7 @@ class Session:
         self._refuse_if_ended()
         self.named.authorize_new_round()
         check_base(proposal, self.prefix.at, self.session_state())
-        check_limit(proposal, self.m_cap)
+        check_limit(proposal, self.m_cap, self._limits.round_row_bytes // (VALUE_BYTES * self._vocabulary))
         try:
             rows = check_content(proposal, self.contract, self._vocabulary)
         except BadProposal:

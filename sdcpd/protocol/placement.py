@@ -48,6 +48,7 @@ from sdcpd.protocol.placement_values import (
     Phase,
     Plan,
     Publish,
+    ReadRecord,
     Refused,
     WriteRecord,
     passing,
@@ -206,7 +207,7 @@ class Placement:
             self._cleanup.open_settled(outcome, now)
             return
         match self._main.action:
-            case WriteRecord() | Open():
+            case WriteRecord() | ReadRecord() | Open():
                 self._open_outcome(outcome, now)
             case Name():
                 self._name_outcome(outcome, now)
@@ -222,7 +223,7 @@ class Placement:
             case SessionState() as state:
                 if self._note_state(state, now):
                     self._reader.begin(now)
-                    self._place(None, now)  # policies in force (92) are to be posted again before this; none exist yet
+                    self._place(None, now)  # policies in force (92) are to be posted before this; none exist yet
             case Unopened():
                 self._fail_over("unopened", now)
             case Overtaken():
@@ -393,8 +394,7 @@ class Placement:
         self.phase, self.target = Phase.RECOVERING, None
         self._main.clear()
         self._reader.leave()
-        # A process that restarted is as good as any other.
-        avoid = None if kind == "restarted" else self.verifier
+        avoid = None if kind == "restarted" else self.verifier  # a process that restarted is as good as any
         self._failover.begin(self.epoch, now, avoid=avoid, to=to)
 
     def _recover(self, result: Result | None, now: float) -> None:

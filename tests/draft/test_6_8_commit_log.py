@@ -60,7 +60,7 @@ class Store:
 
 
 @pytest.fixture
-async def store(tmp_path: Path, autojump_clock: MockClock, nursery: trio.Nursery) -> Store:
+async def store(tmp_path: Path, nursery: trio.Nursery) -> Store:
     made = Store(tmp_path)
     await nursery.start(made.cache.run)
     created = await made.verifier.create_log(LOG, 1)

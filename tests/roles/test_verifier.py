@@ -472,8 +472,11 @@ async def test_an_existing_log_is_a_conflict_but_an_empty_one_is_ours(autojump_c
         stand.logs.logs[LOG] = b""
         await stand.open()
         stand.logs.logs[log_of(b"x" * 16)] = write_record(FenceRecord(epoch=2))
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleEpoch):  # taken from it before it began
             await stand.open(session=b"x" * 16)
+        stand.logs.logs[log_of(b"y" * 16)] = write_record(FenceRecord(epoch=1))
+        with pytest.raises(Conflict):
+            await stand.open(session=b"y" * 16)
 
 
 async def test_ended_sessions_are_served_then_gone(autojump_clock: MockClock) -> None:

@@ -196,7 +196,7 @@ class World(Taps):
             if ended is None or ended.how in ("finished", "left"):
                 continue
             ladder = self.options.ladders[client.plan.model]
-            if not atlas.excused(ended.reason, ended.detail, ladder, self.inject):
+            if not atlas.excused(ended, ladder, self.inject):
                 self._fail(NO_PROGRESS, f"{client.name} {ended.how}: {ended.reason} ({ended.detail})")
 
     def _left_over(self) -> list[str]:

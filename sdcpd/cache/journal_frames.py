@@ -52,7 +52,7 @@ _NAME_LENGTH_AT: Final = 6
 class FrameKind(IntEnum):
     """What a frame does to its log."""
 
-    CREATE = 1  # the log begins; the payload is its first records, if any
+    CREATE = 1  # the log begins; the payload is its first records, or all of a directory record, whatever was before
     APPEND = 2  # one or more records follow
     BASE = 3  # the whole log again, moved to the journal's end: frames before it no longer matter
     REMOVE = 4  # the log is gone

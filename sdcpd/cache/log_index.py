@@ -6,9 +6,12 @@ its SHA-256 does not follow) shows that something is missing before it: the log 
 log is neither read nor appended to; it is kept, by name, until a BASE, CREATE or REMOVE frame settles it.
 
 Space: a log holds `frame_bytes` octets of the journal in segments from `first_segment` on. Segments are given back from
-the oldest on only, so that frames which settle a log (BASE, REMOVE) always outlive the frames they settle.
+the oldest on only, so that frames which settle a log (CREATE, BASE, REMOVE) always outlive the frames they settle.
+
+Directory records (decision 106) are logs of one frame: each content is a CREATE frame, which settles the one before it.
 """
 
+import bisect
 import hashlib
 from array import array
 from collections import Counter
@@ -16,6 +19,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from sdcpd.cache.journal_frames import FrameKind, FrameOrder
+from sdcpd.cache.refs import is_record
 
 _OFFSET_BITS = 32
 
@@ -77,6 +81,10 @@ class LogIndex:
         self._beginning_in: Counter[int] = Counter()
         self.live_bytes = 0
         """Octets of frames that logs still need."""
+        self.record_bytes = 0
+        """Those of them that are of directory records."""
+        self._records: list[str] = []
+        """Names of the directory records, sorted."""
 
     def __len__(self) -> int:
         return len(self._logs)
@@ -86,6 +94,17 @@ class LogIndex:
 
     def get(self, name: str) -> Log | None:
         return self._logs.get(name)
+
+    @property
+    def records(self) -> int:
+        """How many of the logs are directory records."""
+        return len(self._records)
+
+    def record_names(self, directory: str, after: str, count: int) -> list[str]:
+        """The first `count` records below this path whose names sort behind `after`, in their order."""
+        prefix = f"{directory}/"
+        start = bisect.bisect_right(self._records, max(prefix, after))
+        return [name for name in self._records[start : start + count] if name.startswith(prefix)]
 
     def first_needed_segment(self) -> int | None:
         """The oldest segment that some log still needs; None when there is no log."""
@@ -119,8 +138,7 @@ class LogIndex:
                     log.spoil("its beginning is missing")
                     return log.damage
                 log = existing
-                log.frame_bytes += order.frame_bytes
-                self.live_bytes += order.frame_bytes
+                self._occupy(log, order.frame_bytes)
                 if log.damage is not None:
                     return None
             case _:
@@ -156,13 +174,20 @@ class LogIndex:
     def _replace(self, order: FrameOrder, segment: int, touched: float) -> Log:
         self._forget(order.name)
         log = self._insert(Log(order.name, segment, touched))
-        log.frame_bytes = order.frame_bytes
-        self.live_bytes += order.frame_bytes
+        self._occupy(log, order.frame_bytes)
         return log
+
+    def _occupy(self, log: Log, frame_bytes: int) -> None:
+        log.frame_bytes += frame_bytes
+        self.live_bytes += frame_bytes
+        if is_record(log.name):
+            self.record_bytes += frame_bytes
 
     def _insert(self, log: Log) -> Log:
         self._logs[log.name] = log
         self._beginning_in[log.first_segment] += 1
+        if is_record(log.name):
+            bisect.insort(self._records, log.name)
         return log
 
     def _forget(self, name: str) -> None:
@@ -170,6 +195,9 @@ class LogIndex:
         if log is None:
             return
         self.live_bytes -= log.frame_bytes
+        if is_record(name):
+            self.record_bytes -= log.frame_bytes
+            del self._records[bisect.bisect_left(self._records, name)]
         self._beginning_in[log.first_segment] -= 1
         if not self._beginning_in[log.first_segment]:
             del self._beginning_in[log.first_segment]

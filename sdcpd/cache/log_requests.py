@@ -1,5 +1,7 @@
 """What the log store is asked and what it answers, as plain values.
 
+It keeps logs, and beside them directory records (decision 106), which are to it logs whose whole content is replaced.
+
 A record is opaque to the store but for four things: which kind it is, its epoch, whether it ends the session, and its
 octets, which are kept as they came.
 """
@@ -61,12 +63,32 @@ class AppendToLog(Struct, frozen=True):
 
 
 class RemoveLog(Struct, frozen=True):
-    """Forget a log before its time (operators)."""
+    """Forget a log before its time (operators), or a directory record (routers)."""
 
     name: str
 
 
-LogRequest = CreateLog | AppendToLog | RemoveLog
+class ReplaceRecord(Struct, frozen=True):
+    """Make these octets the whole content of a directory record that is at the tag `if_match`, or that is not there
+    (None). A record that holds them already is done already, so that a lost answer is settled by asking again."""
+
+    name: str
+    if_match: str | None
+    octets: bytes
+
+
+LogRequest = CreateLog | AppendToLog | RemoveLog | ReplaceRecord
+
+
+def octets_of(request: LogRequest) -> int:
+    """What a request adds to the journal, headers apart."""
+    match request:
+        case CreateLog(records=records) | AppendToLog(records=records):
+            return sum(len(record.octets) for record in records)
+        case ReplaceRecord(octets=octets):
+            return len(octets)
+        case RemoveLog():
+            return 0
 
 
 class LogAppended(Struct, frozen=True):
@@ -153,6 +175,13 @@ class LogPosition(Struct, frozen=True):
     length: int
     floor: int
     final: bool
+
+
+class RecordEntry(Struct, frozen=True):
+    """A directory record as it is listed, by its path. A damaged one has no tag: it can only be removed."""
+
+    name: str
+    tag: str | None
 
 
 class StoreFact(Struct, frozen=True):

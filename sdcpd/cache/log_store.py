@@ -11,6 +11,9 @@ that is not durable: a failed write leaves the index where it was, and there is 
 `write_batch`, `read` and `read_copies` is bookkeeping for one thread; those three take finished orders and share
 nothing with it. The rules of a log are in log_batch.py.
 
+Directory records (decision 106) are in the same journal and share its syncs; they are read, moved and recovered as logs
+are.
+
 Life of a log: kept while its session runs, then `log_retention_s` more (90); one that nobody touches for
 `abandoned_log_retention_s` goes as well. Times are the owner's; a restart begins them anew. Segments are given back
 from the oldest on; where garbage outweighs what is needed, the oldest segment's logs are written again at the end
@@ -52,6 +55,7 @@ from sdcpd.cache.log_requests import (
     LogRequest,
     LogUnavailable,
     LogUnsettled,
+    RecordEntry,
     StoreFact,
 )
 from sdcpd.cache.settings import CacheSettings
@@ -77,7 +81,9 @@ class LogStoreSnapshot(Struct, frozen=True):
     """For operators and checkers."""
 
     logs: int
+    directory_records: int
     damaged_logs: int
+    """Of both."""
     segments: int
     journal_bytes: int
     live_bytes: int
@@ -193,6 +199,15 @@ class LogStore:
             return LogDamaged(log.damage)
         return LogPosition(tag=log.tag, length=log.length, floor=log.floor, final=log.final)
 
+    def list_records(self, directory: str, after: str, count: int) -> list[RecordEntry]:
+        """The first `count` directory records below this path whose names sort behind `after`. Counts as no touch."""
+        entries = []
+        for name in self._index.record_names(directory, after, count):
+            log = self._index.get(name)
+            assert log is not None, "the index names what it has"
+            entries.append(RecordEntry(name=name, tag=log.tag if log.damage is None else None))
+        return entries
+
     def spoiled(self, plan: ReadPlan, detail: str) -> None:
         """A read found the log's octets changed on disk. If the log is still what it was, it is damaged."""
         log = self._index.get(plan.name)
@@ -232,7 +247,8 @@ class LogStore:
 
     def snapshot(self) -> LogStoreSnapshot:
         return LogStoreSnapshot(
-            logs=len(self._index),
+            logs=len(self._index) - self._index.records,
+            directory_records=self._index.records,
             damaged_logs=sum(log.damage is not None for log in self._index),
             segments=len(self._segments),
             journal_bytes=self._total_bytes,

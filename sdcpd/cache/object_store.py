@@ -3,12 +3,17 @@
 An object is written once. Writing the same content again is done already, other content under the same name is
 refused: a name means one content for as long as it lives. Nothing is evicted before its time; a full store refuses.
 Times are the caller's.
+
+An object lives until its time is over and no lease holds it (leases.py): a lease that outlives that time prolongs the
+object's life, and with its end, or its release, the object is gone.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 from msgspec import Struct
 
+from sdcpd.cache.leases import Lease, LeaseForeign, LeaseLapsed, Leases, LeasesFull
 from sdcpd.cache.settings import CacheSettings
 
 
@@ -36,11 +41,27 @@ class ObjectFull(Struct, frozen=True):
     detail: str
 
 
+class ObjectRemoved(Struct, frozen=True):
+    """It is gone, or was not there."""
+
+
+class ObjectHeld(Struct, frozen=True):
+    """Somebody else's lease holds it; nothing was removed."""
+
+
+class ObjectsLeased(Struct, frozen=True):
+    """What of the wanted names was there, and is held by `lease`; None when nothing was. `missed` are the others."""
+
+    lease: Lease | None
+    missed: tuple[str, ...]
+
+
 class ObjectStoreSnapshot(Struct, frozen=True):
     """For operators and checkers."""
 
     objects: int
     object_bytes: int
+    leases: int
 
 
 class _Entry(Struct):
@@ -55,6 +76,7 @@ class ObjectStore:
         self._settings = settings
         self._entries: dict[str, _Entry] = {}
         self._bytes = 0
+        self._leases = Leases(settings)
 
     def create(
         self, name: str, octets: bytes, now: float, ttl_s: float | None = None
@@ -86,26 +108,61 @@ class ObjectStore:
         entry = self._live(name, now)
         return None if entry is None else entry.content
 
-    def remove(self, name: str) -> None:
-        """Forget an object; done already when there is none."""
-        entry = self._entries.pop(name, None)
-        if entry is not None:
-            self._bytes -= len(entry.content.octets)
+    def remove(self, name: str, owner: str, now: float) -> ObjectRemoved | ObjectHeld:
+        """Forget an object in the name of `owner`; done already when there is none."""
+        if self._live(name, now) is not None:
+            if self._leases.hold_against(owner, name, now):
+                return ObjectHeld()
+            self._drop(name)
+        return ObjectRemoved()
+
+    def lease(
+        self, lease_id: str, owner: str, names: Sequence[str], now: float, ttl_s: float
+    ) -> ObjectsLeased | LeasesFull:
+        """Hold those of the names that are there, for `ttl_s` (cut to the limit). A name given twice counts once."""
+        wanted = dict.fromkeys(names)
+        found = tuple(name for name in wanted if self._live(name, now) is not None)
+        missed = tuple(name for name in wanted if name not in self._entries)
+        if not found:
+            return ObjectsLeased(lease=None, missed=missed)
+        taken = self._leases.take(Lease(id=lease_id, owner=owner, names=found, until=self._end(now, ttl_s)), now)
+        return taken if isinstance(taken, LeasesFull) else ObjectsLeased(lease=taken, missed=missed)
+
+    def renew(self, lease_id: str, owner: str, now: float, ttl_s: float) -> Lease | LeaseLapsed | LeaseForeign:
+        """Hold on for `ttl_s` from now (cut to the limit), or as long as before if that is longer."""
+        return self._leases.renew(lease_id, owner, self._end(now, ttl_s), now)
+
+    def release(self, lease_id: str, owner: str, now: float) -> LeaseForeign | None:
+        """End a lease; what it alone kept alive is gone at once. Done already when there is none."""
+        held = self._leases.release(lease_id, owner)
+        if isinstance(held, LeaseForeign):
+            return held
+        for name in held:
+            self._live(name, now)
+        return None
 
     def expire(self, now: float) -> None:
         """Give back what has outlived its time."""
-        for name in [name for name, entry in self._entries.items() if entry.expires <= now]:
-            self.remove(name)
+        self._leases.expire(now)
+        for name in list(self._entries):
+            self._live(name, now)
 
     def snapshot(self) -> ObjectStoreSnapshot:
-        return ObjectStoreSnapshot(objects=len(self._entries), object_bytes=self._bytes)
+        return ObjectStoreSnapshot(objects=len(self._entries), object_bytes=self._bytes, leases=len(self._leases))
+
+    def _end(self, now: float, ttl_s: float) -> float:
+        return now + min(ttl_s, self._settings.max_lease_ttl_s)
 
     def _live(self, name: str, now: float) -> _Entry | None:
         entry = self._entries.get(name)
-        if entry is not None and entry.expires <= now:
-            self.remove(name)
+        if entry is not None and entry.expires <= now and not self._leases.hold(name, now):
+            self._drop(name)
             return None
         return entry
+
+    def _drop(self, name: str) -> None:
+        self._bytes -= len(self._entries.pop(name).content.octets)
+        self._leases.forget(name)
 
 
 def object_tag(octets: bytes) -> str:

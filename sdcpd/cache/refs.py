@@ -1,6 +1,7 @@
 """Names of cache objects and the references that carry them (decisions, "The cache beside the protocol" 5.2).
 
     logs       {base}v1/s/{scope}/l/{session}                            append-only, durable
+    records    {base}v1/s/{scope}/d/{session}                            one content at a time, durable (decision 106)
     objects    {base}v1/s/{scope}/o/{session}/{epoch}/{round}/{kind}     written once, short-lived
 
 `{scope}` and `{session}` are base64url without padding of 16 octets; an absent scope is `-`. `{epoch}` and `{round}`
@@ -43,6 +44,18 @@ class LogName(Struct, frozen=True):
         return f"v1/s/{_scope_text(self.scope)}/l/{session_path_id(self.session)}"
 
 
+class RecordName(Struct, frozen=True):
+    """A session's record in the directory of its scope."""
+
+    scope: bytes | None
+    session: bytes
+
+    @property
+    def path(self) -> str:
+        """Relative to the cache's base URI."""
+        return f"{directory_path(self.scope)}/{session_path_id(self.session)}"
+
+
 class ObjectName(Struct, frozen=True):
     """An object that belongs to one round of a session. `round` is the last one whose tokens it knows."""
 
@@ -59,7 +72,7 @@ class ObjectName(Struct, frozen=True):
         return f"v1/s/{_scope_text(self.scope)}/o/{place}"
 
 
-CacheName = LogName | ObjectName
+CacheName = LogName | RecordName | ObjectName
 
 
 class CacheReference(Struct, frozen=True):
@@ -77,6 +90,8 @@ def parse_path(path: str) -> CacheName:
     match path.split("/"):
         case ["v1", "s", scope, "l", session]:
             return LogName(scope=_scope(scope), session=_session(session))
+        case ["v1", "s", scope, "d", session]:
+            return RecordName(scope=_scope(scope), session=_session(session))
         case ["v1", "s", scope, "o", session, epoch, round_, kind]:
             return ObjectName(
                 scope=_scope(scope),
@@ -86,7 +101,26 @@ def parse_path(path: str) -> CacheName:
                 kind=_kind(kind),
             )
         case _:
-            raise IllFormed(f"{path[:200]!r} names no log and no object of a cache")
+            raise IllFormed(f"{path[:200]!r} names no log, record or object of a cache")
+
+
+def directory_path(scope: bytes | None) -> str:
+    """The directory of a scope, relative to the cache's base URI."""
+    return f"v1/s/{_scope_text(scope)}/d"
+
+
+def directory_scope(path: str) -> bytes | None:
+    """Inverse of `directory_path`. Raises IllFormed."""
+    match path.split("/"):
+        case ["v1", "s", scope, "d"]:
+            return _scope(scope)
+        case _:
+            raise IllFormed(f"{path[:200]!r} names no directory of a cache")
+
+
+def is_record(path: str) -> bool:
+    """Is this path, of a log or a record, that of a record? Scopes and sessions have no slash in them."""
+    return "/d/" in path
 
 
 def parse_reference(text: str) -> CacheReference:
@@ -104,6 +138,11 @@ def parse_reference(text: str) -> CacheReference:
 def log_reference(base: str, scope: bytes | None, session: bytes) -> str:
     """cache-ref of a session's commit log at the cache with this canonical base URI."""
     return str(CacheReference(base=base, name=LogName(scope=scope, session=session)))
+
+
+def record_reference(base: str, scope: bytes | None, session: bytes) -> str:
+    """cache-ref of a session's directory record at the cache with this canonical base URI."""
+    return str(CacheReference(base=base, name=RecordName(scope=scope, session=session)))
 
 
 def object_reference(base: str, scope: bytes | None, session: bytes, epoch: int, round_: int, kind: ObjectKind) -> str:

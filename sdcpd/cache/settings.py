@@ -23,13 +23,18 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     log_retention_s: Annotated[float, Meta(gt=0)] = 3_600.0
     """A log is kept this long after its session ended (decision 90)."""
     abandoned_log_retention_s: Annotated[float, Meta(gt=0)] = 86_400.0
-    """A log that was never closed goes after this long without a read or an append; or it would stay for ever."""
+    """A log that was never closed goes after this long without a read or an append; or it would stay for ever.
+    So does a directory record after as long without a read or a change."""
     max_logs: Annotated[int, Meta(ge=1, le=1 << 20)] = 65_536
     """Each costs about a kilobyte of memory, however short."""
     max_log_bytes: Annotated[int, Meta(ge=1 * KIB, le=256 * MIB)] = 16 * MIB
     """Some 100,000 rounds. A log is read, and moved within the journal, as one piece."""
     max_record_bytes: Annotated[int, Meta(ge=256, le=RECORD_LIMIT_BYTES)] = 16 * KIB
     """As other messages (decision 117). A commit of 65 tokens takes under 1 KiB."""
+    max_directory_records: Annotated[int, Meta(ge=1, le=1 << 20)] = 16_384
+    """Sessions under way, of all routers together (decision 106): one has a record until some minutes after its end."""
+    max_directory_record_bytes: Annotated[int, Meta(ge=1 * KIB, le=64 * MIB)] = 4 * MIB + 64 * KIB
+    """A record holds a session-open, which may take 4 MiB (decision 117), and a few fixed members beside it."""
     segment_bytes: Annotated[int, Meta(ge=4 * KIB, le=1 * GIB)] = 64 * MIB
     """A new segment is begun at this size. Space comes back one segment at a time; recovery reads one at a time."""
     journal_bytes: Annotated[int, Meta(ge=16 * KIB)] = 1 * GIB
@@ -53,6 +58,16 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Life of an object whose writer names none (5.4: tokens 10 min)."""
     max_object_ttl_s: Annotated[float, Meta(gt=0)] = 3_600.0
     """A longer life asked for is cut to this."""
+    max_waiting_object_reads: Annotated[int, Meta(ge=1)] = 1_024
+    """Reads that wait for an object to be written; one more is answered 503. A round has one at a time."""
+    max_lease_ttl_s: Annotated[float, Meta(gt=0, le=3_600)] = 60.0
+    """A longer lease asked for is cut to this: what a peer that died has leased is free again a minute later."""
+    max_leases: Annotated[int, Meta(ge=1)] = 4_096
+    """All leases together. A round in flight has one or two."""
+    max_leases_of_owner: Annotated[int, Meta(ge=1)] = 1_024
+    """Leases of one peer, so that no peer takes all of them."""
+    max_lease_objects: Annotated[int, Meta(ge=1)] = 128
+    """Objects of one lease. So many of the longest names fit a message of 16 KiB (decision 117)."""
 
     def __post_init__(self) -> None:
         if self.journal_bytes < 4 * self.segment_bytes:
@@ -66,6 +81,11 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def reserved_journal_bytes(self) -> int:
         """Space that commits leave to fences and ends: a full journal must still let sessions be moved and closed."""
         return self.journal_bytes // 16
+
+    @property
+    def directory_bytes(self) -> int:
+        """Space of all directory records. They hold whole prompts; commits must not go short of room for them."""
+        return self.journal_bytes // 4
 
     @property
     def reserved_log_bytes(self) -> int:

@@ -189,7 +189,7 @@ class _Body:
 
 async def _answer(send: Send, response: Response) -> None:
     headers = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
-    if response.status != 204:
+    if response.status not in (204, 304) and "content-length" not in response.headers:  # HEAD says it without a body
         headers.append((b"content-length", b"%d" % len(response.body)))
     with trio.move_on_after(ANSWER_TIMEOUT_S):
         await send({"type": "http.response.start", "status": response.status, "headers": headers})

@@ -1,39 +1,50 @@
-"""The cache's operations over HTTP: create, read, append, delete (decisions, cache part 5.3; decisions 86, 87, 112).
+"""The operations of the `cache` role over HTTP: logs, directory records, and objects as every node serves them
+(object_routes.py; decisions, cache part 5.3; decisions 86, 87, 106, 112). Of a log:
 
-    PUT    If-None-Match: *   create: a log (with its first records or none) or an object (TTL, Content-Digest)
-    PUT    If-Match: tag      logs: the whole log again with records added
-    PATCH  If-Match: tag      logs: the added records alone
-    GET, DELETE               both
+    PUT    If-None-Match: *   create a log, with its first records or none
+    PUT    If-Match: tag      the whole log again with records added
+    PATCH  If-Match: tag      the added records alone
+    GET, DELETE
 
-Every write to a log names its epoch in KVSP-Epoch. Entity tags are strong. Which records and objects a role may write
-is the cache role's check; here it is only who may come at all.
+Every write to a log names its epoch in KVSP-Epoch. Of a directory record, which a router keeps of each session:
+
+    PUT    If-None-Match: *   create it
+    PUT    If-Match: tag      replace its whole content
+    GET, DELETE
+    GET of the directory      its sessions and their tags, page by page (`after`)
+
+Entity tags are strong. Which records a role may write is the cache
+role's check; here it is only who may come at all.
 """
 
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from msgspec import UNSET
+
 from sdcpd.cache.log_requests import LogContent
-from sdcpd.cache.object_store import ObjectContent, ObjectStored
-from sdcpd.cache.refs import LogName, ObjectKind, ObjectName, parse_path
+from sdcpd.cache.refs import CacheName, LogName, RecordName, directory_scope, parse_path
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.edge.http_fields import check_content_digest, creates, if_match, kvsp_epoch, require_media_type, ttl_s
+from sdcpd.edge.cache_messages import CACHE_TYPE, DirectoryAnswer, DirectoryEntry
+from sdcpd.edge.http_fields import (
+    check_content_digest,
+    creates,
+    if_match,
+    kvsp_epoch,
+    list_start,
+    require_media_type,
+)
+from sdcpd.edge.object_routes import ObjectService, object_routes
 from sdcpd.edge.routes import Call, Route, done
 from sdcpd.edge.transport import Response
+from sdcpd.protocol.encoding import encode
 from sdcpd.protocol.problems import IllFormed, UnknownResource
 from sdcpd.roles.ports import Peer
 
 LOG_TYPE: Final = "application/cbor-seq"
-TOKENS_TYPE: Final = "application/cbor"
-ROWS_TYPE: Final = "application/octet-stream"
-
-OBJECT_TYPES: Final = {
-    ObjectKind.TOKENS: TOKENS_TYPE,  # decision 25
-    ObjectKind.Q: ROWS_TYPE,
-    ObjectKind.DRAFT: ROWS_TYPE,
-}
 
 
-class CacheService(Protocol):
+class CacheService(ObjectService, Protocol):
     """What the cache role offers. Methods raise Problem."""
 
     async def create_log(self, peer: Peer, name: LogName, epoch: int, octets: bytes = b"") -> str: ...
@@ -41,11 +52,12 @@ class CacheService(Protocol):
     async def replace_log(self, peer: Peer, name: LogName, epoch: int, octets: bytes, if_match: str) -> str: ...
     async def read_log(self, peer: Peer, name: LogName) -> LogContent: ...
     async def remove_log(self, peer: Peer, name: LogName) -> None: ...
-    async def create_object(
-        self, peer: Peer, name: ObjectName, octets: bytes, ttl_s: float | None = None
-    ) -> ObjectStored: ...
-    async def read_object(self, peer: Peer, name: ObjectName) -> ObjectContent: ...
-    async def remove_object(self, peer: Peer, name: ObjectName) -> None: ...
+    async def read_record(self, peer: Peer, name: RecordName) -> LogContent: ...
+    async def write_record(self, peer: Peer, name: RecordName, octets: bytes, if_match: str | None) -> str: ...
+    async def remove_record(self, peer: Peer, name: RecordName) -> None: ...
+    async def list_records(
+        self, peer: Peer, scope: bytes | None, after: bytes | None
+    ) -> tuple[list[tuple[RecordName, str | None]], bool]: ...
 
 
 async def _put_log(cache: CacheService, call: Call) -> Response:
@@ -77,27 +89,35 @@ async def _remove_log(cache: CacheService, call: Call) -> Response:
     return done()
 
 
-async def _create_object(cache: CacheService, call: Call) -> Response:
-    name, headers, body = _object_name(call), call.request.headers, call.request.body
-    require_media_type(headers, OBJECT_TYPES[name.kind])
-    if not creates(headers):
-        raise IllFormed("an object is written once: If-None-Match: * is required")
+async def _put_record(cache: CacheService, call: Call) -> Response:
+    name, headers, body = _record_name(call), call.request.headers, call.request.body
+    require_media_type(headers, CACHE_TYPE)
     check_content_digest(headers, body)
-    stored = await cache.create_object(call.peer, name, body, ttl_s(headers))
-    if not stored.created:
-        return done(etag=stored.tag)
-    return Response(status=201, headers={"etag": stored.tag, "cache-control": "no-store"})
+    if creates(headers):
+        tag = await cache.write_record(call.peer, name, body, None)
+        return Response(status=201, headers={"etag": tag, "cache-control": "no-store"})
+    return done(etag=await cache.write_record(call.peer, name, body, if_match(headers)))
 
 
-async def _read_object(cache: CacheService, call: Call) -> Response:
-    name = _object_name(call)
-    content = await cache.read_object(call.peer, name)
-    return _content(content.octets, content.tag, OBJECT_TYPES[name.kind])
+async def _read_record(cache: CacheService, call: Call) -> Response:
+    content = await cache.read_record(call.peer, _record_name(call))
+    return _content(content.octets, content.tag, CACHE_TYPE)
 
 
-async def _remove_object(cache: CacheService, call: Call) -> Response:
-    await cache.remove_object(call.peer, _object_name(call))
+async def _remove_record(cache: CacheService, call: Call) -> Response:
+    await cache.remove_record(call.peer, _record_name(call))
     return done()
+
+
+async def _list_records(cache: CacheService, call: Call) -> Response:
+    try:
+        scope = directory_scope(call.request.path)
+    except IllFormed as error:
+        raise UnknownResource(error.detail) from error
+    records, more = await cache.list_records(call.peer, scope, list_start(call.request.query))
+    entries = (DirectoryEntry(session=name.session, tag=UNSET if tag is None else tag) for name, tag in records)
+    body = encode(DirectoryAnswer(records=tuple(entries), more=more))
+    return Response(status=200, headers={"content-type": CACHE_TYPE, "cache-control": "no-store"}, body=body)
 
 
 def _content(octets: bytes, tag: str, media_type: str) -> Response:
@@ -112,13 +132,13 @@ def _log_name(call: Call) -> LogName:
     return name
 
 
-def _object_name(call: Call) -> ObjectName:
+def _record_name(call: Call) -> RecordName:
     name = _name(call)
-    assert isinstance(name, ObjectName), "the route's pattern says so"
+    assert isinstance(name, RecordName), "the route's pattern says so"
     return name
 
 
-def _name(call: Call) -> LogName | ObjectName:
+def _name(call: Call) -> CacheName:
     try:
         return parse_path(call.request.path)
     except IllFormed as error:
@@ -126,9 +146,10 @@ def _name(call: Call) -> LogName | ObjectName:
 
 
 _LOG_PATH: Final = "v1/s/*/l/*"
-_OBJECT_PATH: Final = "v1/s/*/o/*/*/*/*"
+_RECORD_PATH: Final = "v1/s/*/d/*"
+_DIRECTORY_PATH: Final = "v1/s/*/d"
+_ROUTER: Final = frozenset({"router"})
 _LOG_PEERS: Final = frozenset({"verifier", "router"})
-_OBJECT_PEERS: Final = frozenset({"verifier", "router", "drafter"})
 _OPERATOR: Final = frozenset({"operator"})
 
 _Call = Callable[[CacheService, Call], Awaitable[Response]]
@@ -146,7 +167,9 @@ def cache_routes(settings: CacheSettings) -> tuple[Route, ...]:
         route("append_log", "PATCH", _LOG_PATH, _LOG_PEERS, 4 * settings.max_record_bytes, _append_log),
         route("read_log", "GET", _LOG_PATH, _LOG_PEERS, 0, _read_log),
         route("remove_log", "DELETE", _LOG_PATH, _OPERATOR, 0, _remove_log),
-        route("create_object", "PUT", _OBJECT_PATH, _OBJECT_PEERS, settings.max_object_bytes, _create_object),
-        route("read_object", "GET", _OBJECT_PATH, _OBJECT_PEERS, 0, _read_object),
-        route("remove_object", "DELETE", _OBJECT_PATH, _OBJECT_PEERS | _OPERATOR, 0, _remove_object),
+        route("put_record", "PUT", _RECORD_PATH, _ROUTER, settings.max_directory_record_bytes, _put_record),
+        route("read_record", "GET", _RECORD_PATH, _ROUTER, 0, _read_record),
+        route("remove_record", "DELETE", _RECORD_PATH, _ROUTER | _OPERATOR, 0, _remove_record),
+        route("list_records", "GET", _DIRECTORY_PATH, _ROUTER, 0, _list_records),
+        *object_routes(settings),
     )

@@ -15,6 +15,7 @@ import structlog
 
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.edge.cache_routes import CacheService, cache_routes
+from sdcpd.edge.object_routes import ObjectService, object_routes
 from sdcpd.edge.problem_body import problem_response
 from sdcpd.edge.routes import (
     DRAFTER_ROUTES,
@@ -125,3 +126,8 @@ def router_dispatcher(service: RouterService, meters: Meters) -> Dispatcher:
 def cache_dispatcher(service: CacheService, settings: CacheSettings, meters: Meters) -> Dispatcher:
     """The resources of a cache (cache part of the decisions)."""
     return Dispatcher("cache", service, cache_routes(settings), meters)
+
+
+def object_cache_dispatcher(service: ObjectService, settings: CacheSettings, meters: Meters) -> Dispatcher:
+    """The objects of a node that has not the role `cache` (decision 112)."""
+    return Dispatcher("cache", service, object_routes(settings), meters)

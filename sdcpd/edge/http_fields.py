@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 from urllib.parse import parse_qsl
 
+from sdcpd.cache.content_coding import GZIP
 from sdcpd.protocol.problems import IllFormed, PreconditionFailed, Problem, WrongMediaType
+from sdcpd.protocol.terms import session_from_path_id
 
 OUTPUT_WAIT_S: Final = 20.0
 """How long a long poll is held; `Prefer: wait=N` lowers it (decision 38). Below common proxy timeouts."""
@@ -22,6 +24,8 @@ _STRONG_TAG: Final = re.compile(r'"[\x21\x23-\x7e]*"')
 _NUMBER: Final = re.compile(r"[0-9]{1,20}")
 _WAIT: Final = re.compile(r"\s*wait\s*=\s*\"?([0-9]{1,9})\"?\s*(;.*)?", re.IGNORECASE)
 _DIGEST: Final = re.compile(r"\s*sha-256\s*=\s*:([A-Za-z0-9+/=]*):\s*", re.IGNORECASE)
+_RANGE: Final = re.compile(r"\s*bytes\s*=\s*([0-9]{0,18})-([0-9]{0,18})\s*", re.IGNORECASE)
+_NO_WEIGHT: Final = re.compile(r"\s*q\s*=\s*0(\.0{0,3})?\s*")
 _UINT_LIMIT: Final = 1 << 64
 
 
@@ -32,6 +36,13 @@ class ContentDigestMismatch(Problem):
     title: ClassVar[str] = "Content digest does not agree"
 
 
+class UnknownCoding(Problem):
+    """The body is in a content coding that is not read here."""
+
+    status: ClassVar[int] = 415
+    title: ClassVar[str] = "Unknown content coding"
+
+
 def require_media_type(headers: Mapping[str, str], wanted: str) -> None:
     """Content-Type is `wanted`, whatever its parameters. Raises WrongMediaType."""
     found = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -39,13 +50,13 @@ def require_media_type(headers: Mapping[str, str], wanted: str) -> None:
         raise WrongMediaType(f"content-type is {found[:100]!r}, not {wanted}")
 
 
-def wait_s(headers: Mapping[str, str]) -> float:
-    """How long a long poll may wait: 20 s, less if `Prefer: wait=N` says so."""
+def wait_s(headers: Mapping[str, str], otherwise: float = OUTPUT_WAIT_S) -> float:
+    """How long a request may wait: what `Prefer: wait=N` says, at most 20 s; `otherwise` where it says nothing."""
     for preference in headers.get("prefer", "").split(","):
         match = _WAIT.fullmatch(preference)
         if match is not None:
             return min(float(match.group(1)), OUTPUT_WAIT_S)
-    return OUTPUT_WAIT_S
+    return otherwise
 
 
 def prefer_wait(seconds: float) -> str:
@@ -55,18 +66,28 @@ def prefer_wait(seconds: float) -> str:
 
 def output_start(query: str) -> int:
     """`from` of an output request; absent means 0 (decision 39). Raises IllFormed."""
+    found = _query_field(query, "from")
+    return 0 if found is None else _number(found, "from")
+
+
+def list_start(query: str) -> bytes | None:
+    """`after` of a directory's page: the session behind which it begins; absent means the first. Raises IllFormed."""
+    found = _query_field(query, "after")
+    try:
+        return None if found is None else session_from_path_id(found)
+    except ValueError as error:
+        raise IllFormed("after: not the base64url form of a session id") from error
+
+
+def _query_field(query: str, name: str) -> str | None:
     try:
         fields = parse_qsl(query, keep_blank_values=True, max_num_fields=64)
     except ValueError as error:
         raise IllFormed("the query cannot be read") from error
-    found = [value for key, value in fields if key == "from"]
-    return _number(found[0], "from") if len(found) == 1 else _absent_or_twice(found)
-
-
-def _absent_or_twice(found: list[str]) -> int:
-    if found:
-        raise IllFormed("from: given more than once")
-    return 0
+    found = [value for key, value in fields if key == name]
+    if len(found) > 1:
+        raise IllFormed(f"{name}: given more than once")
+    return found[0] if found else None
 
 
 def kvsp_epoch(headers: Mapping[str, str]) -> int:
@@ -94,6 +115,49 @@ def if_match(headers: Mapping[str, str]) -> str:
     if not _STRONG_TAG.fullmatch(tag):
         raise IllFormed("If-Match must name one strong entity tag")
     return tag
+
+
+def is_known(headers: Mapping[str, str], tag: str) -> bool:
+    """Does If-None-Match of a read say that the caller has the content with this tag? Weak tags count (RFC 9110)."""
+    condition = headers.get("if-none-match", "").strip()
+    return condition == "*" or tag in (one.strip().removeprefix("W/") for one in condition.split(","))
+
+
+def byte_range(headers: Mapping[str, str], tag: str, length: int) -> range | None:
+    """The octets that Range asks for: an empty range where there are none (416), None for the whole (RFC 9110 14.2).
+
+    Several ranges at once, another unit, what cannot be read, and a range of another content (If-Range) get the whole.
+    """
+    if headers.get("if-range", tag).strip() != tag:
+        return None
+    match = _RANGE.fullmatch(headers.get("range", ""))
+    if match is None:
+        return None
+    first, last = match.groups()
+    if not first:
+        return None if not last else range(max(0, length - int(last)), length)
+    if last and int(last) < int(first):
+        return None
+    return range(min(int(first), length), min(int(last) + 1, length) if last else length)
+
+
+def accepts_gzip(headers: Mapping[str, str]) -> bool:
+    """Does Accept-Encoding name gzip, or anything, and not with a weight of 0?"""
+    weights = {}
+    for member in headers.get("accept-encoding", "").lower().split(","):
+        coding, _, parameter = member.partition(";")
+        weights[coding.strip()] = not _NO_WEIGHT.fullmatch(parameter)
+    return weights.get(GZIP, weights.get("*", False))
+
+
+def is_packed(headers: Mapping[str, str]) -> bool:
+    """Is the body in gzip coding? Raises UnknownCoding for any other than that and none."""
+    coding = headers.get("content-encoding", "").strip().lower()
+    if coding in ("", "identity"):
+        return False
+    if coding not in (GZIP, "x-gzip"):
+        raise UnknownCoding(f"content-encoding is {coding[:100]!r}; the body may be in gzip coding, or in none")
+    return True
 
 
 def ttl_s(headers: Mapping[str, str]) -> float | None:

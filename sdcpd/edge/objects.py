@@ -1,129 +1,273 @@
-"""The Objects port over a Transport: logs and objects by reference, at caches that the operator named.
+"""The Objects port over a Transport: logs, objects and leases by reference, at caches that the operator named.
 
 A reference is a URI that a peer chose. It is only followed to a cache of the configured list (decision 21), whatever
-the reference says. Answers become the named outcomes of roles/ports.py; which is which:
+the reference says; a node's list holds the caches of the drafters whose rows it fetches as well. Answers become the
+named outcomes of roles/ports.py as cache_answers.py has it; and besides,
 
-    2xx                            Appended / Content
-    412, and 404 on an append      TagMismatch: read the log, it says what is true (decision 64)
-    409 sdcp-stale-epoch           BelowFence
-    404 on a read                  Missing
-    500, 502, 504, no response,
-    an answer that cannot be read  Unreachable: it may or may not have been carried out
-    anything else                  StoreRefused: nothing was written
+    no response                    Unreachable: it may or may not have been carried out
+    404 on an append               TagMismatch: read the log, it says what is true (decision 64)
 
-Every content is checked against its entity tag, which is its SHA-256 for logs and objects alike. Nothing is repeated
-here, and deadlines are the caller's.
+Bodies of objects go in gzip coding where that pays (decision 54), given workers to pack and unpack them, but not to the
+caches of this process, which `near` names. Nothing is repeated here, and deadlines are the caller's.
 """
 
-import hashlib
-from collections.abc import Iterable
-from typing import Final, assert_never
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar, assert_never
 
-from sdcpd.cache.refs import CacheReference, LogName, ObjectName, parse_reference
-from sdcpd.edge.cache_routes import LOG_TYPE, OBJECT_TYPES
-from sdcpd.edge.http_fields import content_digest, ttl
-from sdcpd.edge.problem_body import refusal
+from sdcpd.cache.content_coding import GZIP, pack
+from sdcpd.cache.refs import CacheName, LogName, ObjectName, RecordName, directory_path, parse_reference
+from sdcpd.edge.cache_answers import LEASES, content, leased, listed, removed, renewed, replaced, written
+from sdcpd.edge.cache_messages import CACHE_TYPE, LEASE_ID, LeaseRenewal, LeaseRequest
+from sdcpd.edge.cache_routes import LOG_TYPE
+from sdcpd.edge.http_fields import content_digest, prefer_wait, ttl
+from sdcpd.edge.object_routes import OBJECT_TYPES
 from sdcpd.edge.transport import Request, Response, Transport, TransportError
-from sdcpd.protocol.problems import IllFormed, StaleEpoch
+from sdcpd.protocol.encoding import encode
+from sdcpd.protocol.problems import IllFormed
+from sdcpd.protocol.terms import session_path_id
 from sdcpd.protocol.uris import normalize_base_uri
 from sdcpd.roles.ports import (
+    FETCH_LIMIT_BYTES,
     Appended,
     AppendOutcome,
     BelowFence,
     Content,
+    Done,
+    Leased,
+    LeaseOutcome,
+    Listed,
+    ListOutcome,
     Meters,
     Missing,
     ReadOutcome,
-    Refusal,
+    RecordOutcome,
+    RemoveOutcome,
+    RenewOutcome,
     StoreRefused,
     TagMismatch,
     Unreachable,
+    Workers,
 )
 
-_UNKNOWN_OUTCOME: Final = frozenset({500, 502, 504})
+N = TypeVar("N", LogName, RecordName, ObjectName)
+O = TypeVar("O", bound="Outcome")  # noqa: E741 - an outcome
+
+Outcome = AppendOutcome | ReadOutcome | RemoveOutcome | RenewOutcome | ListOutcome
+
+_KINDS = {LogName: "a log", RecordName: "a directory record", ObjectName: "an object"}
 
 
 class ObjectClient:
-    """The Objects port. `caches` are the base URIs of the caches that may be asked; ValueError for what is none."""
+    """The Objects port. `caches` are the base URIs of the caches that may be asked; ValueError for what is none.
 
-    def __init__(self, transport: Transport, meters: Meters, caches: Iterable[str]) -> None:
+    `near` are those of them that are served in this process. `workers` pack, unpack and check bodies, which takes some
+    milliseconds for each MiB; without them, bodies go as they are.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        meters: Meters,
+        caches: Iterable[str],
+        *,
+        near: Iterable[str] = (),
+        workers: Workers | None = None,
+    ) -> None:
         self._transport = transport
         self._meters = meters
         self._caches = frozenset(normalize_base_uri(base) for base in caches)
+        self._near = frozenset(normalize_base_uri(base) for base in near)
+        self._workers = workers
 
     async def create_log(self, ref: str, epoch: int, record: bytes = b"") -> AppendOutcome:
         """Begin a log, with a first record or none. TagMismatch: there is one already."""
-        where = self._log(ref)
+        where = self._named(ref, LogName)
         if isinstance(where, StoreRefused):
             return where
         headers = {"if-none-match": "*", "kvsp-epoch": str(epoch), "content-type": LOG_TYPE}
-        return await self._write("create_log", where, "PUT", headers, record)
+        return await self._ask("create_log", where, "PUT", written, headers, record)
 
     async def append(self, ref: str, record: bytes, *, epoch: int, if_match: str) -> AppendOutcome:
         """Add a record to a log that is at the tag `if_match`."""
-        where = self._log(ref)
+        where = self._named(ref, LogName)
         if isinstance(where, StoreRefused):
             return where
         headers = {"if-match": if_match, "kvsp-epoch": str(epoch), "content-type": LOG_TYPE}
-        outcome = await self._write("append_log", where, "PATCH", headers, record)
+        outcome = await self._ask("append_log", where, "PATCH", written, headers, record)
         if isinstance(outcome, StoreRefused) and outcome.status == 404:
             return TagMismatch()
         return outcome
 
     async def read_log(self, ref: str) -> ReadOutcome:
         """All records of a log."""
-        where = self._log(ref)
-        return where if isinstance(where, StoreRefused) else await self._read("read_log", where)
+        where = self._named(ref, LogName)
+        return where if isinstance(where, StoreRefused) else await self._ask("read_log", where, "GET", content)
+
+    # Objects
 
     async def publish(self, ref: str, octets: bytes, *, ttl_ms: int) -> AppendOutcome:
         """Write an object once; done already if it holds the same. TagMismatch: it holds something else."""
-        where = self._reference(ref)
+        where = self._named(ref, ObjectName)
         if isinstance(where, StoreRefused):
             return where
-        if not isinstance(where.name, ObjectName):
-            return StoreRefused(status=400, detail="the reference does not name an object")
-        headers = {
-            "if-none-match": "*",
-            "content-type": OBJECT_TYPES[where.name.kind],
-            "content-digest": content_digest(octets),
-            "ttl": ttl(ttl_ms),
-        }
-        return await self._write("publish", where, "PUT", headers, octets)
+        base, name = where
+        headers = {"if-none-match": "*", "content-type": OBJECT_TYPES[name.kind], "ttl": ttl(ttl_ms)}
+        if self._workers is not None and base not in self._near:
+            packed = await self._workers.run(pack, octets)
+            if packed is not None:
+                octets = packed
+                headers["content-encoding"] = GZIP
+        headers["content-digest"] = content_digest(octets)
+        return await self._ask("publish", where, "PUT", written, headers, octets)
 
-    async def fetch(self, ref: str) -> ReadOutcome:
-        """An object's content."""
-        where = self._reference(ref)
-        return where if isinstance(where, StoreRefused) else await self._read("fetch", where)
+    async def fetch(self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES) -> ReadOutcome:
+        """An object's content, once it is there, `wait_s` later at most (a cache waits 20 s at most).
 
-    def _reference(self, ref: str) -> CacheReference | StoreRefused:
+        One of more than `limit_bytes` is refused with 413, and no more than that is unpacked.
+        """
+        where = self._named(ref, ObjectName)
+        if isinstance(where, StoreRefused):
+            return where
+        base, name = where
+        headers = {"prefer": prefer_wait(wait_s)} if wait_s > 0 else {}
+        if self._workers is not None and base not in self._near:
+            headers["accept-encoding"] = GZIP
+        response = await self._exchange(base, Request(method="GET", path=name.path, headers=headers))
+        if isinstance(response, Unreachable):
+            return self._counted("fetch", response)
+        if self._workers is None:
+            return self._counted("fetch", content(response, limit_bytes))
+        return self._counted("fetch", await self._workers.run(content, response, limit_bytes))
+
+    async def remove(self, ref: str) -> RemoveOutcome:
+        """Forget an object before its time. StoreRefused with 423: somebody else's lease holds it."""
+        where = self._named(ref, ObjectName)
+        return where if isinstance(where, StoreRefused) else await self._ask("remove", where, "DELETE", removed)
+
+    # Leases
+
+    async def lease(self, base: str, refs: Sequence[str], ttl_ms: int) -> LeaseOutcome:
+        """Hold those of the objects that are there: until the lease ends they are not removed and do not expire.
+
+        All are objects of the cache `base`. The cache may cut `ttl_ms` (to 60 s by default).
+        """
+        allowed = self._cache(base)
+        if isinstance(allowed, StoreRefused):
+            return allowed
+        refs_of: dict[str, str] = {}
+        for ref in refs:
+            where = self._named(ref, ObjectName)
+            if isinstance(where, StoreRefused):
+                return where
+            if where[0] != allowed:
+                return StoreRefused(status=400, detail=f"{ref} is not at {allowed}; lease it where it is")
+            refs_of[where[1].path] = ref
+        body = encode(LeaseRequest(objects=tuple(refs_of), ttl_ms=ttl_ms))
+        request = Request(method="POST", path="leases", headers={"content-type": CACHE_TYPE}, body=body)
+        response = await self._exchange(allowed, request)
+        outcome = leased(response, allowed, refs_of) if isinstance(response, Response) else response
+        return self._counted("lease", outcome)
+
+    async def renew(self, lease: str, ttl_ms: int) -> RenewOutcome:
+        """Hold on for `ttl_ms` from now; a lease is never made shorter. `lease` is its URI."""
+        where = self._lease(lease)
+        if isinstance(where, StoreRefused):
+            return where
+        base, path = where
+        body = encode(LeaseRenewal(ttl_ms=ttl_ms))
+        request = Request(method="PUT", path=path, headers={"content-type": CACHE_TYPE}, body=body)
+        response = await self._exchange(base, request)
+        outcome = renewed(response, base) if isinstance(response, Response) else response
+        return self._counted("renew_lease", outcome)
+
+    async def release(self, lease: str) -> RemoveOutcome:
+        """End a lease; what only it kept alive is gone then. `lease` is its URI."""
+        where = self._lease(lease)
+        if isinstance(where, StoreRefused):
+            return where
+        base, path = where
+        response = await self._exchange(base, Request(method="DELETE", path=path))
+        return self._counted("release_lease", removed(response) if isinstance(response, Response) else response)
+
+    # The directory
+
+    async def read_record(self, ref: str) -> ReadOutcome:
+        """A session's directory record."""
+        where = self._named(ref, RecordName)
+        return where if isinstance(where, StoreRefused) else await self._ask("read_record", where, "GET", content)
+
+    async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome:
+        """Make this the whole content of a record that is at the tag `if_match`, or that is not there (None).
+
+        A record that holds it already is Appended: a lost answer is settled by asking again.
+        """
+        where = self._named(ref, RecordName)
+        if isinstance(where, StoreRefused):
+            return where
+        headers = {"if-none-match": "*"} if if_match is None else {"if-match": if_match}
+        headers |= {"content-type": CACHE_TYPE, "content-digest": content_digest(octets)}
+        return await self._ask("write_record", where, "PUT", replaced, headers, octets)
+
+    async def remove_record(self, ref: str) -> RemoveOutcome:
+        """Forget a session's directory record."""
+        where = self._named(ref, RecordName)
+        return where if isinstance(where, StoreRefused) else await self._ask("remove_record", where, "DELETE", removed)
+
+    async def list_records(self, base: str, scope: bytes | None, after: bytes | None = None) -> ListOutcome:
+        """Sessions with a record at the cache `base`, a page of them, from behind the session `after` on."""
+        allowed = self._cache(base)
+        if isinstance(allowed, StoreRefused):
+            return allowed
+        query = "" if after is None else f"after={session_path_id(after)}"
+        response = await self._exchange(allowed, Request(method="GET", path=directory_path(scope), query=query))
+        return self._counted("list_records", listed(response) if isinstance(response, Response) else response)
+
+    # Inside
+
+    def _cache(self, base: str) -> str | StoreRefused:
+        try:
+            base = normalize_base_uri(base)
+        except ValueError as error:
+            return StoreRefused(status=400, detail=str(error))
+        if base not in self._caches:
+            return StoreRefused(status=403, detail=f"{base} is not among the caches that may be asked")
+        return base
+
+    def _named(self, ref: str, kind: type[N]) -> tuple[str, N] | StoreRefused:
+        """The cache and the name of a reference, which must be of this kind."""
         try:
             where = parse_reference(ref)
         except IllFormed as error:
             return StoreRefused(status=400, detail=error.detail)
-        if where.base not in self._caches:
-            return StoreRefused(status=403, detail=f"{where.base} is not among the caches that may be asked")
-        return where
+        base = self._cache(where.base)
+        if isinstance(base, StoreRefused):
+            return base
+        if not isinstance(where.name, kind):
+            return StoreRefused(status=400, detail=f"the reference does not name {_KINDS[kind]}")
+        return base, where.name
 
-    def _log(self, ref: str) -> CacheReference | StoreRefused:
-        where = self._reference(ref)
-        if isinstance(where, CacheReference) and not isinstance(where.name, LogName):
-            return StoreRefused(status=400, detail="the reference does not name a log")
-        return where
+    def _lease(self, lease: str) -> tuple[str, str] | StoreRefused:
+        """The cache and the path of a lease."""
+        base, separator, lease_id = lease.rpartition("/" + LEASES)
+        if not separator or not LEASE_ID.fullmatch(lease_id):
+            return StoreRefused(status=400, detail="this is no lease's URI")
+        allowed = self._cache(base + "/")
+        return allowed if isinstance(allowed, StoreRefused) else (allowed, LEASES + lease_id)
 
-    async def _write(
-        self, operation: str, where: CacheReference, method: str, headers: dict[str, str], body: bytes
-    ) -> AppendOutcome:
-        request = Request(method=method, path=where.name.path, headers=headers, body=body)
-        response = await self._exchange(where.base, request)
-        outcome = response if isinstance(response, Unreachable) else _written(response)
-        self._count(operation, outcome)
-        return outcome
-
-    async def _read(self, operation: str, where: CacheReference) -> ReadOutcome:
-        response = await self._exchange(where.base, Request(method="GET", path=where.name.path))
-        outcome = response if isinstance(response, Unreachable) else _content(response)
-        self._count(operation, outcome)
-        return outcome
+    async def _ask(
+        self,
+        operation: str,
+        where: tuple[str, CacheName],
+        method: str,
+        read: Callable[[Response], O],
+        headers: dict[str, str] | None = None,
+        body: bytes = b"",
+    ) -> O | Unreachable:
+        """One request for a named thing, and what its answer means."""
+        base, name = where
+        request = Request(method=method, path=name.path, headers=headers or {}, body=body)
+        response = await self._exchange(base, request)
+        return self._counted(operation, read(response) if isinstance(response, Response) else response)
 
     async def _exchange(self, base_uri: str, request: Request) -> Response | Unreachable:
         try:
@@ -131,9 +275,10 @@ class ObjectClient:
         except TransportError as error:
             return Unreachable(reason=str(error))
 
-    def _count(self, operation: str, outcome: AppendOutcome | ReadOutcome) -> None:
+    def _counted(self, operation: str, outcome: O) -> O:
+        end: str
         match outcome:
-            case Appended() | Content() | Missing():
+            case Appended() | Content() | Missing() | Leased() | Listed() | Done():
                 end = "answered"
             case Unreachable():
                 end = "unreachable"
@@ -142,36 +287,4 @@ class ObjectClient:
             case _:
                 assert_never(outcome)
         self._meters.count("peer_calls_total", operation=operation, outcome=end)
-
-
-def _written(response: Response) -> AppendOutcome:
-    if 200 <= response.status < 300:
-        tag = response.headers.get("etag", "")
-        return Appended(tag=tag) if _strong(tag) else Unreachable(reason="the answer carries no strong entity tag")
-    refused = refusal(response)
-    if refused.status == 412:
-        return TagMismatch()
-    if refused.status == 409 and refused.suffix == StaleEpoch.suffix:
-        return BelowFence()
-    return _refused(refused)
-
-
-def _content(response: Response) -> ReadOutcome:
-    if response.status == 200:
-        tag = response.headers.get("etag", "")
-        if tag != f'"{hashlib.sha256(response.body).hexdigest()}"':
-            return Unreachable(reason="the content is not what its entity tag says")
-        return Content(octets=response.body, tag=tag)
-    if response.status == 404:
-        return Missing()
-    return _refused(refusal(response))
-
-
-def _refused(refused: Refusal) -> StoreRefused | Unreachable:
-    if refused.status in _UNKNOWN_OUTCOME:
-        return Unreachable(reason=f"status {refused.status}: {refused.detail}")
-    return StoreRefused(status=refused.status, detail=refused.detail)
-
-
-def _strong(tag: str) -> bool:
-    return len(tag) >= 2 and tag.startswith('"') and tag.endswith('"')
+        return outcome

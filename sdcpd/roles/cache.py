@@ -1,4 +1,4 @@
-"""The cache role: serves commit logs and short-lived objects to peers (draft 6.8; decisions 85-91, 105, 109, 112).
+"""The cache role: serves commit logs, directory records and objects to peers (draft 6.8; decisions 85-91, 105-112).
 
 Handlers only wait. An append is put into one bounded queue; one task takes all that wait there as one batch, has it
 written and synced by a worker, and wakes the callers: while one sync runs the next batch gathers, so many sessions
@@ -9,8 +9,9 @@ A read of a log waits for the appends to it that were queued before, so that a c
 own record rather than a log that is about to change.
 
 Who may do what (decision 112): commits and the creation of a log are the verifier's, fences the router's, ends
-either's; both read logs. Drafters never see a log. Objects are written by whoever makes their kind and read by all
-three. Removing a log before its time is the operator's.
+either's; both read logs. Drafters never see a log. Directory records are the routers' alone, since they hold prompts
+(106). Removing a log before its time is the operator's, removing a record the router's and the operator's. Objects are
+as on every node (object_cache.py).
 """
 
 import hashlib
@@ -18,9 +19,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, Final, assert_never
 
+import msgspec
 import structlog
 import trio
-from msgspec import Struct
 
 from sdcpd.cache.files import Files
 from sdcpd.cache.journal import Written
@@ -45,16 +46,16 @@ from sdcpd.cache.log_requests import (
     LogUnsettled,
     RecordKind,
     RemoveLog,
+    ReplaceRecord,
     StoreFact,
+    octets_of,
     read_log_records,
 )
 from sdcpd.cache.log_store import LogStore
-from sdcpd.cache.object_store import ObjectContent, ObjectDiffers, ObjectFull, ObjectStore, ObjectStored
-from sdcpd.cache.refs import LogName, ObjectKind, ObjectName
+from sdcpd.cache.refs import LogName, RecordName, directory_path, parse_path
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.protocol.problems import (
     Conflict,
-    Forbidden,
     IllFormed,
     NoRoom,
     Overloaded,
@@ -65,6 +66,7 @@ from sdcpd.protocol.problems import (
     UnknownResource,
 )
 from sdcpd.protocol.terms import session_path_id
+from sdcpd.roles.object_cache import RETRY_AFTER_S, ObjectCache, ObjectCacheSnapshot, allow
 from sdcpd.roles.ports import Peer, Ports
 from sdcpd.roles.waits import Changes
 
@@ -74,19 +76,16 @@ READ_TRIES: Final = 3
 """A log may be moved while it is read, and moved again; more often would be a fault of ours."""
 FACTS_TOLD: Final = 100
 """Lines of one report; a badly damaged journal may hold a fact for each of its logs."""
-RETRY_AFTER_S: Final = 1
 
+LISTED_LIMIT: Final = 256
+"""Records of one page of a directory, which takes some 25 KiB."""
+
+_ROUTERS: Final = frozenset({"router"})
 _LOG_READERS: Final = frozenset({"verifier", "router"})
 _RECORD_WRITERS: Final = {
     RecordKind.COMMIT: frozenset({"verifier"}),
     RecordKind.FENCE: frozenset({"router"}),
     RecordKind.END: frozenset({"verifier", "router"}),
-}
-_OBJECT_READERS: Final = frozenset({"verifier", "router", "drafter"})
-_OBJECT_WRITERS: Final = {
-    ObjectKind.TOKENS: frozenset({"router"}),
-    ObjectKind.Q: frozenset({"drafter"}),
-    ObjectKind.DRAFT: frozenset({"drafter"}),
 }
 
 
@@ -97,17 +96,16 @@ class AppendUnsettled(Problem):
     title: ClassVar[str] = "Outcome unknown"
 
 
-class CacheSnapshot(Struct, frozen=True):
+class CacheSnapshot(ObjectCacheSnapshot, frozen=True, kw_only=True):
     """For operators and checkers."""
 
     logs: int
+    directory_records: int
     damaged_logs: int
     segments: int
     journal_bytes: int
     live_bytes: int
     stopped: str | None
-    objects: int
-    object_bytes: int
     waiting_appends: int
     records: int
     """Appends made durable since the start, and `batches` the writes they shared."""
@@ -121,20 +119,18 @@ class _Waiting:
 
     def __init__(self, request: LogRequest) -> None:
         self.request = request
-        self.size_bytes = 0 if isinstance(request, RemoveLog) else sum(len(r.octets) for r in request.records)
+        self.size_bytes = octets_of(request)
         self.settled = trio.Event()
         self.outcome: LogOutcome = LogUnsettled("the cache role ended before this was settled")
 
 
-class Cache:
+class Cache(ObjectCache):
     """The role. `files` is the directory of the journal."""
 
     def __init__(self, settings: CacheSettings, ports: Ports, files: Files) -> None:
-        self._settings = settings
-        self._ports = ports
+        super().__init__(settings, ports)
         self._files = files
         self._store: LogStore | None = None
-        self._objects = ObjectStore(settings)
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._taken: list[_Waiting] = []
@@ -172,16 +168,15 @@ class Cache:
 
     def snapshot(self) -> CacheSnapshot:
         logs = None if self._store is None else self._store.snapshot()
-        objects = self._objects.snapshot()
         return CacheSnapshot(
+            **msgspec.structs.asdict(super().snapshot()),
             logs=0 if logs is None else logs.logs,
+            directory_records=0 if logs is None else logs.directory_records,
             damaged_logs=0 if logs is None else logs.damaged_logs,
             segments=0 if logs is None else logs.segments,
             journal_bytes=0 if logs is None else logs.journal_bytes,
             live_bytes=0 if logs is None else logs.live_bytes,
             stopped="not running" if logs is None else logs.stopped,
-            objects=objects.objects,
-            object_bytes=objects.object_bytes,
             waiting_appends=len(self._waiting),
             records=self._records,
             batches=self._batches,
@@ -193,7 +188,7 @@ class Cache:
         """Begin a log with these records (none, or a fence; decision 86). Returns its tag."""
         records = self._records_of(peer, epoch, octets)
         if not records:
-            _allow(peer, _RECORD_WRITERS[RecordKind.COMMIT], "begin a log without records")
+            allow(peer, _RECORD_WRITERS[RecordKind.COMMIT], "begin a log without records")
         return await self._append(CreateLog(name=name.path, records=records))
 
     async def append_log(self, peer: Peer, name: LogName, epoch: int, octets: bytes, if_match: str) -> str:
@@ -208,7 +203,7 @@ class Cache:
 
         Since a tag is the SHA-256 of the log, comparing the digest of the beginning compares the octets.
         """
-        _allow(peer, _LOG_READERS, "write a log")
+        allow(peer, _LOG_READERS, "write a log")
         match self._running().position(name.path):
             case LogMissing():
                 raise UnknownResource("no such log")
@@ -224,84 +219,81 @@ class Cache:
 
     async def read_log(self, peer: Peer, name: LogName) -> LogContent:
         """All acknowledged records, after the appends that were queued before this call."""
-        _allow(peer, _LOG_READERS, "read logs")
-        if self._reads >= self._settings.max_waiting_reads:
-            raise Overloaded("too many logs are being read", retry_after_s=RETRY_AFTER_S)
-        self._reads += 1
-        try:
-            last = self._last_of.get(name.path)
-            if last is not None:
-                await last.settled.wait()
-            return await self._read(name)
-        finally:
-            self._reads -= 1
+        allow(peer, _LOG_READERS, "read logs")
+        return await self._read_settled(name)
 
     async def remove_log(self, peer: Peer, name: LogName) -> None:
         """Forget a log before its time. One that is not there is removed already."""
-        _allow(peer, frozenset({"operator"}), "remove logs")
+        allow(peer, frozenset({"operator"}), "remove logs")
         outcome = await self._submit(RemoveLog(name=name.path))
         if not isinstance(outcome, LogRemoved | LogMissing):
             raise _problem(outcome)
 
-    # Objects
+    # The directory (decision 106)
 
-    async def create_object(
-        self, peer: Peer, name: ObjectName, octets: bytes, ttl_s: float | None = None
-    ) -> ObjectStored:
-        """Store an object once, for `ttl_s`."""
-        _allow(peer, _OBJECT_WRITERS[name.kind], f"write objects of kind {name.kind.value}")
-        if len(octets) > self._settings.max_object_bytes:
-            raise TooLarge(f"an object may hold {self._settings.max_object_bytes} octets")
-        match self._objects.create(name.path, octets, self._ports.clock.now(), ttl_s):
-            case ObjectStored() as stored:
-                return stored
-            case ObjectDiffers():
-                raise PreconditionFailed("another content has this name")
-            case ObjectFull(detail=detail):
-                raise NoRoom(detail, retry_after_s=RETRY_AFTER_S)
+    async def read_record(self, peer: Peer, name: RecordName) -> LogContent:
+        """A directory record's content, after the writes that were queued before this call."""
+        allow(peer, _ROUTERS, "read directory records")
+        return await self._read_settled(name)
 
-    async def read_object(self, peer: Peer, name: ObjectName) -> ObjectContent:
-        """An object's content. A miss is ordinary (404)."""
-        _allow(peer, _OBJECT_READERS, "read objects")
-        content = self._objects.read(name.path, self._ports.clock.now())
-        if content is None:
-            raise UnknownResource("no such object")
-        return content
+    async def write_record(self, peer: Peer, name: RecordName, octets: bytes, if_match: str | None) -> str:
+        """Make this the whole content of a record that is at this tag, or that is not there (None). Returns its tag."""
+        allow(peer, _ROUTERS, "write directory records")
+        if len(octets) > self._settings.max_directory_record_bytes:
+            raise TooLarge(f"a directory record may hold {self._settings.max_directory_record_bytes} octets")
+        return await self._append(ReplaceRecord(name=name.path, if_match=if_match, octets=octets))
 
-    async def remove_object(self, peer: Peer, name: ObjectName) -> None:
-        """Forget an object before its time. One that is not there is removed already."""
-        _allow(peer, _OBJECT_WRITERS[name.kind] | {"operator"}, f"remove objects of kind {name.kind.value}")
-        self._objects.remove(name.path)
+    async def remove_record(self, peer: Peer, name: RecordName) -> None:
+        """Forget a record. One that is not there is removed already."""
+        allow(peer, _ROUTERS | {"operator"}, "remove directory records")
+        outcome = await self._submit(RemoveLog(name=name.path))
+        if not isinstance(outcome, LogRemoved | LogMissing):
+            raise _problem(outcome, "record")
+
+    async def list_records(
+        self, peer: Peer, scope: bytes | None, after: bytes | None
+    ) -> tuple[list[tuple[RecordName, str | None]], bool]:
+        """Records of a scope with their tags (None: damaged), at most LISTED_LIMIT, and whether there are more behind.
+
+        In a fixed order, from behind the session `after` on, and after all writes that were queued before this call.
+        """
+        allow(peer, _ROUTERS, "list directory records")
+        queued = self._waiting or self._taken
+        if queued:
+            await queued[-1].settled.wait()
+        behind = "" if after is None else RecordName(scope=scope, session=after).path
+        entries = self._running().list_records(directory_path(scope), behind, LISTED_LIMIT + 1)
+        listed = [(_record_name(entry.name), entry.tag) for entry in entries[:LISTED_LIMIT]]
+        return listed, len(entries) > LISTED_LIMIT
 
     # The queue
 
     def _records_of(self, peer: Peer, epoch: int, octets: bytes) -> tuple[LogRecord, ...]:
         """The records of a body, each of the epoch that was named, each of a kind that this peer may write."""
-        _allow(peer, _LOG_READERS, "write a log")  # before anything is said about the body
+        allow(peer, _LOG_READERS, "write a log")  # before anything is said about the body
         records = read_log_records(octets)
         for record in records:
-            _allow(peer, _RECORD_WRITERS[record.kind], f"write {record.kind.value} records")
+            allow(peer, _RECORD_WRITERS[record.kind], f"write {record.kind.value} records")
             if record.epoch != epoch:
                 raise IllFormed(f"a record of epoch {record.epoch} in a request that names epoch {epoch}")
             if len(record.octets) > self._settings.max_record_bytes:
                 raise TooLarge(f"a record may hold {self._settings.max_record_bytes} octets")
         return records
 
-    async def _append(self, request: CreateLog | AppendToLog) -> str:
+    async def _append(self, request: CreateLog | AppendToLog | ReplaceRecord) -> str:
         match await self._submit(request):
             case LogAppended(tag=tag):
                 return tag
             case outcome:
-                raise _problem(outcome)
+                raise _problem(outcome, "record" if isinstance(request, ReplaceRecord) else "log")
 
     async def _submit(self, request: LogRequest) -> LogOutcome:
         """Queue a request and wait for its outcome. Cancelling the wait does not take it out of the queue."""
         self._running()
         waiting = _Waiting(request)
         settings = self._settings
-        if (
-            len(self._waiting) >= settings.max_waiting_appends
-            or self._waiting_bytes + waiting.size_bytes > settings.max_waiting_bytes
+        if len(self._waiting) >= settings.max_waiting_appends or (
+            self._waiting and self._waiting_bytes + waiting.size_bytes > settings.max_waiting_bytes
         ):
             raise Overloaded("too many appends wait for the journal", retry_after_s=RETRY_AFTER_S)
         self._waiting.append(waiting)
@@ -348,7 +340,7 @@ class Cache:
             if self._last_of.get(waiting.request.name) is waiting:
                 del self._last_of[waiting.request.name]
             waiting.settled.set()
-            if isinstance(outcome, LogAppended) and not isinstance(waiting.request, RemoveLog):
+            if isinstance(outcome, LogAppended) and isinstance(waiting.request, CreateLog | AppendToLog):
                 appended += len(waiting.request.records)
         self._taken = []
         self._count(appended, written=bool(batch.order.frames) and isinstance(result, Written))
@@ -363,15 +355,27 @@ class Cache:
             if self._settings.commit_durability == "fsync":
                 self._ports.meters.count("log_syncs_total")
 
-    async def _read(self, name: LogName) -> LogContent:
+    async def _read_settled(self, name: LogName | RecordName) -> LogContent:
+        if self._reads >= self._settings.max_waiting_reads:
+            raise Overloaded("too many logs are being read", retry_after_s=RETRY_AFTER_S)
+        self._reads += 1
+        try:
+            last = self._last_of.get(name.path)
+            if last is not None:
+                await last.settled.wait()
+            return await self._read(name, "record" if isinstance(name, RecordName) else "log")
+        finally:
+            self._reads -= 1
+
+    async def _read(self, name: LogName | RecordName, what: str) -> LogContent:
         store = self._running()
         for _ in range(READ_TRIES):
             plan = store.plan_read(name.path, self._ports.clock.now())
             match plan:
                 case LogMissing():
-                    raise UnknownResource("no such log")
+                    raise UnknownResource(f"no such {what}")
                 case LogDamaged(detail=detail):
-                    raise Conflict(f"the log is damaged: {detail}")
+                    raise Conflict(f"the {what} is damaged: {detail}")
                 case ReadPlan():
                     pass
             match await self._ports.workers.run(store.read, plan):
@@ -380,13 +384,13 @@ class Cache:
                 case ReadMoved():
                     continue
                 case ReadFailed(detail=detail):
-                    log.error("log not read", session=session_path_id(name.session), detail=detail)
-                    raise Overloaded("the log cannot be read now", retry_after_s=RETRY_AFTER_S)
+                    log.error(f"{what} not read", session=session_path_id(name.session), detail=detail)
+                    raise Overloaded(f"the {what} cannot be read now", retry_after_s=RETRY_AFTER_S)
                 case ReadSpoiled(detail=detail):
                     store.spoiled(plan, detail)
                     self._report(store)
-                    raise Conflict(f"the log is damaged: {detail}")
-        raise Overloaded("the log is being moved", retry_after_s=RETRY_AFTER_S)
+                    raise Conflict(f"the {what} is damaged: {detail}")
+        raise Overloaded(f"the {what} is being moved", retry_after_s=RETRY_AFTER_S)
 
     async def _look_after(self, store: LogStore) -> None:
         """Expired logs and objects, and maintenance that failed before."""
@@ -412,24 +416,25 @@ def _tell(fact: StoreFact) -> None:
     say(fact.kind.replace("_", " "), session=session, segment=fact.segment, detail=fact.detail)
 
 
-def _allow(peer: Peer, roles: frozenset[str], what: str) -> None:
-    if peer.role not in roles:
-        raise Forbidden(f"role {peer.role} may not {what}")
-
-
 def _digest(octets: bytes) -> str:
     return f'"{hashlib.sha256(octets).hexdigest()}"'
 
 
-def _problem(outcome: LogOutcome) -> Problem:
+def _record_name(path: str) -> RecordName:
+    name = parse_path(path)
+    assert isinstance(name, RecordName), "the directory lists its records"
+    return name
+
+
+def _problem(outcome: LogOutcome, what: str = "log") -> Problem:
     """What a peer is told when its request was not carried out."""
     match outcome:
         case LogExists():
-            return PreconditionFailed("the log exists")
+            return PreconditionFailed(f"the {what} exists")
         case LogMissing():
-            return UnknownResource("no such log")
+            return UnknownResource(f"no such {what}")
         case LogTagMismatch():
-            return PreconditionFailed("the log is not at this tag")
+            return PreconditionFailed(f"the {what} is not at this tag")
         case LogBelowFence(floor=floor):
             return StaleEpoch(f"the log is fenced at epoch {floor}")
         case LogClosed():
@@ -437,7 +442,7 @@ def _problem(outcome: LogOutcome) -> Problem:
         case LogFull(detail=detail):
             return NoRoom(detail, retry_after_s=RETRY_AFTER_S)
         case LogDamaged(detail=detail):
-            return Conflict(f"the log is damaged: {detail}")
+            return Conflict(f"the {what} is damaged: {detail}")
         case LogUnavailable(detail=detail):
             return Overloaded(detail, retry_after_s=RETRY_AFTER_S)
         case LogUnsettled(detail=detail):

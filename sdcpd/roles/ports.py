@@ -87,8 +87,43 @@ class Content(Struct, frozen=True):
     tag: str
 
 
+class Leased(Struct, frozen=True):
+    """A lease as it stands. `lease` is its URI, None when none of the objects was there; `missed` are the references
+    of those that were not. `ttl_ms` is what was granted, which may be less than was asked for."""
+
+    lease: str | None
+    missed: tuple[str, ...]
+    ttl_ms: int
+
+
+class ListedRecord(Struct, frozen=True):
+    """A directory record of a session. A damaged one has no tag: it can only be removed."""
+
+    session: bytes
+    tag: str | None
+
+
+class Listed(Struct, frozen=True):
+    """A page of a directory; where there is `more`, it begins behind the last session of this one."""
+
+    records: tuple[ListedRecord, ...]
+    more: bool
+
+
 AppendOutcome = Appended | TagMismatch | BelowFence | StoreRefused | Unreachable
 ReadOutcome = Content | Missing | StoreRefused | Unreachable
+RemoveOutcome = Done | StoreRefused | Unreachable
+"""Done: it is gone, by this call or before it."""
+LeaseOutcome = Leased | StoreRefused | Unreachable
+RenewOutcome = Leased | Missing | StoreRefused | Unreachable
+"""Missing: the lease has ended, and its objects may be gone."""
+RecordOutcome = Appended | TagMismatch | StoreRefused | Unreachable
+"""Appended: the record is durable with this content. TagMismatch: it is not at the tag that was named, or is (not)
+there against what was said."""
+ListOutcome = Listed | StoreRefused | Unreachable
+
+FETCH_LIMIT_BYTES = 16 * 1024 * 1024
+"""What a fetch takes where its caller knows no better: a cache's own default limit of an object."""
 
 
 class Clock(Protocol):
@@ -141,13 +176,22 @@ class Peers(Protocol):
 
 
 class Objects(Protocol):
-    """Cache objects and commit logs by reference, wherever they live."""
+    """Cache objects, leases, commit logs and directory records by reference, wherever they live. A lease goes by its
+    URI."""
 
-    async def create_log(self, ref: str, epoch: int) -> AppendOutcome: ...
+    async def create_log(self, ref: str, epoch: int, record: bytes = b"") -> AppendOutcome: ...
     async def append(self, ref: str, record: bytes, *, epoch: int, if_match: str) -> AppendOutcome: ...
     async def read_log(self, ref: str) -> ReadOutcome: ...
     async def publish(self, ref: str, octets: bytes, *, ttl_ms: int) -> AppendOutcome: ...
-    async def fetch(self, ref: str) -> ReadOutcome: ...
+    async def fetch(self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES) -> ReadOutcome: ...
+    async def remove(self, ref: str) -> RemoveOutcome: ...
+    async def lease(self, base: str, refs: Sequence[str], ttl_ms: int) -> LeaseOutcome: ...
+    async def renew(self, lease: str, ttl_ms: int) -> RenewOutcome: ...
+    async def release(self, lease: str) -> RemoveOutcome: ...
+    async def read_record(self, ref: str) -> ReadOutcome: ...
+    async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome: ...
+    async def remove_record(self, ref: str) -> RemoveOutcome: ...
+    async def list_records(self, base: str, scope: bytes | None, after: bytes | None = None) -> ListOutcome: ...
 
 
 class Engine(Protocol):

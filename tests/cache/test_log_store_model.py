@@ -1,4 +1,4 @@
-"""Random appends, fences, failures and losses of power against a model of a few lines (draft 6.8)."""
+"""Random appends, fences, failures and losses of power against a model of a few lines (draft 6.8; decision 106)."""
 
 import contextlib
 import random
@@ -16,11 +16,13 @@ from sdcpd.cache.log_requests import (
     LogClosed,
     LogExists,
     LogMissing,
+    LogOutcome,
     LogRemoved,
     LogRequest,
     LogTagMismatch,
     RecordKind,
     RemoveLog,
+    ReplaceRecord,
 )
 from sdcpd.cache.settings import KIB, CacheSettings
 from sdcpd.protocol.commit_log import log_tag
@@ -28,6 +30,7 @@ from tests.cache.log_tools import Driver, commit, end, fence, records
 from tests.cache.sim_disk import PowerLoss, SimDisk, lose_power, pages
 
 NAMES = tuple(f"v1/s/-/l/{number:022d}" for number in range(5))
+DIRECTORY = tuple(f"v1/s/-/d/{number:022d}" for number in range(3))
 SMALL = CacheSettings(segment_bytes=4 * KIB, journal_bytes=512 * KIB, max_record_bytes=1 * KIB, max_log_bytes=64 * KIB)
 
 RECORDS = st.one_of(
@@ -44,7 +47,13 @@ REQUESTS = st.tuples(
     st.lists(RECORDS, max_size=3),
 )
 
-BATCHES = st.lists(REQUESTS, min_size=1, max_size=6)
+REPLACEMENTS = st.tuples(
+    st.sampled_from(["put", "put", "put", "put_new", "put_stale", "remove"]),
+    st.sampled_from(DIRECTORY),
+    st.lists(st.builds(bytes, st.integers(0, 3 * KIB)) | st.binary(max_size=8), min_size=1, max_size=1),
+)
+
+BATCHES = st.lists(REQUESTS | REPLACEMENTS, min_size=1, max_size=6)
 SEEDS = st.integers(0, 1 << 30)
 PAGES = st.sampled_from([64, 512, 4096])
 
@@ -60,6 +69,8 @@ def outcome(model: Model, request: LogRequest) -> tuple[object, Model]:
             if held is None
             else (LogRemoved(), {n: r for n, r in model.items() if n != request.name})
         )
+    if isinstance(request, ReplaceRecord):
+        return replaced(model, request)
     added = tuple(record.octets for record in request.records)
     if isinstance(request, CreateLog):
         if held is not None:
@@ -85,6 +96,19 @@ def outcome(model: Model, request: LogRequest) -> tuple[object, Model]:
     return LogAppended(tag=log_tag(held + added)), {**model, request.name: held + added}
 
 
+def replaced(model: Model, request: ReplaceRecord) -> tuple[LogOutcome, Model]:
+    """Compare and set; what is so already is done."""
+    held = model.get(request.name)
+    if held is not None and held != (request.octets,):
+        if request.if_match is None:
+            return LogExists(), model
+        if request.if_match != log_tag(held):
+            return LogTagMismatch(), model
+    if held is None and request.if_match is not None:
+        return LogMissing(), model
+    return LogAppended(tag=log_tag([request.octets])), {**model, request.name: (request.octets,)}
+
+
 class LogStoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -104,6 +128,9 @@ class LogStoreMachine(RuleBasedStateMachine):
                     request = CreateLog(name=name, records=records(*octets))
                 case "remove":
                     request = RemoveLog(name=name)
+                case "put" | "put_new" | "put_stale":
+                    tag = None if kind == "put_new" or not held else log_tag(held if kind == "put" else [b"stale"])
+                    request = ReplaceRecord(name=name, if_match=tag, octets=octets[0])
                 case "append":
                     request = AppendToLog(name=name, if_match=log_tag(held), records=records(*octets))
                 case _:
@@ -127,7 +154,9 @@ class LogStoreMachine(RuleBasedStateMachine):
     def batch_that_loses_power(self, drawn: list[tuple[str, str, list[bytes]]], seed: int, page: int) -> None:
         """The batch is there in part: for each log, some prefix of what the batch did to it."""
         requests = self.requests(drawn)
-        possible: dict[str, list[tuple[bytes, ...] | None]] = {name: [self.model.get(name)] for name in NAMES}
+        possible: dict[str, list[tuple[bytes, ...] | None]] = {
+            name: [self.model.get(name)] for name in NAMES + DIRECTORY
+        }
         model = self.model
         for request in requests:
             model = outcome(model, request)[1]
@@ -138,11 +167,12 @@ class LogStoreMachine(RuleBasedStateMachine):
         self.disk.fail_sync = lambda name: False
         self.restart(seed, page)
         self.model = {}
-        for name in NAMES:
+        for name in NAMES + DIRECTORY:
             position = self.driver.store.position(name)
             found = None
             if not isinstance(position, LogMissing):
-                found = tuple(record.octets for record in records(self.driver.octets(name)))
+                octets = self.driver.octets(name)
+                found = (octets,) if name in DIRECTORY else tuple(record.octets for record in records(octets))
                 self.model[name] = found
             assert found in possible[name], name
 
@@ -168,7 +198,10 @@ class LogStoreMachine(RuleBasedStateMachine):
         self.disk.fail_write = lambda name: None
         for request, one in zip(requests, got, strict=True):
             assert not isinstance(one, LogRemoved)
-            assert not isinstance(one, LogAppended) or (isinstance(request, AppendToLog) and not request.records)
+            nothing = (isinstance(request, AppendToLog) and not request.records) or (
+                isinstance(request, ReplaceRecord) and self.model.get(request.name) == (request.octets,)
+            )
+            assert not isinstance(one, LogAppended) or nothing
         self.driver.store.take_facts()
 
     @rule()
@@ -182,17 +215,20 @@ class LogStoreMachine(RuleBasedStateMachine):
         self.driver.now += SMALL.log_retention_s
         self.driver.maintain()
         for name, held in list(self.model.items()):
-            if any(record.final for record in records(*held)):
+            if name in NAMES and any(record.final for record in records(*held)):
                 del self.model[name]
 
     @invariant()
     def what_is_read_is_the_model(self) -> None:
-        for name in NAMES:
+        for name in NAMES + DIRECTORY:
             if name in self.model:
                 assert self.driver.octets(name) == b"".join(self.model[name])
                 assert self.driver.tag(name) == log_tag(self.model[name])
             else:
                 assert self.driver.read(name) == LogMissing()
+        listed = self.driver.store.list_records("v1/s/-/d", "", 9)
+        assert [entry.name for entry in listed] == [name for name in DIRECTORY if name in self.model]
+        assert [entry.tag for entry in listed] == [log_tag(self.model[entry.name]) for entry in listed]
         assert self.disk.used_bytes <= SMALL.journal_bytes
 
 

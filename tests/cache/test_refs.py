@@ -9,10 +9,15 @@ from sdcpd.cache.refs import (
     LogName,
     ObjectKind,
     ObjectName,
+    RecordName,
+    directory_path,
+    directory_scope,
+    is_record,
     log_reference,
     object_reference,
     parse_path,
     parse_reference,
+    record_reference,
     require_scope,
 )
 from sdcpd.protocol.problems import Forbidden, IllFormed
@@ -27,6 +32,7 @@ SCOPE_TEXT = "EBESExQVFhcYGRobHB0eHw"
 def test_the_forms_of_the_decisions() -> None:
     assert log_reference(BASE, None, SESSION) == f"{BASE}v1/s/-/l/{SESSION_TEXT}"
     assert log_reference(BASE, SCOPE, SESSION) == f"{BASE}v1/s/{SCOPE_TEXT}/l/{SESSION_TEXT}"
+    assert record_reference(BASE, SCOPE, SESSION) == f"{BASE}v1/s/{SCOPE_TEXT}/d/{SESSION_TEXT}"
     tokens = object_reference(BASE, SCOPE, SESSION, 2, 17, ObjectKind.TOKENS)
     assert tokens == f"{BASE}v1/s/{SCOPE_TEXT}/o/{SESSION_TEXT}/2/17/tokens"
 
@@ -34,6 +40,7 @@ def test_the_forms_of_the_decisions() -> None:
 octets = st.binary(min_size=16, max_size=16)
 names = st.one_of(
     st.builds(LogName, scope=st.none() | octets, session=octets),
+    st.builds(RecordName, scope=st.none() | octets, session=octets),
     st.builds(
         ObjectName,
         scope=st.none() | octets,
@@ -46,8 +53,10 @@ names = st.one_of(
 
 
 @given(names)
-def test_a_name_survives_its_text(name: LogName | ObjectName) -> None:
+def test_a_name_survives_its_text(name: LogName | RecordName | ObjectName) -> None:
     assert parse_path(name.path) == name
+    assert is_record(name.path) == isinstance(name, RecordName)
+    assert directory_scope(directory_path(name.scope)) == name.scope
     reference = CacheReference(base=BASE, name=name)
     assert parse_reference(str(reference)) == reference
 
@@ -109,6 +118,12 @@ def test_any_other_spelling_names_nothing(path: str) -> None:
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(IllFormed):
         parse_reference(text)
+
+
+@pytest.mark.parametrize("path", ["", "v1/s/-", "v1/s/x/d", "v1/s//d", "v1/s/-/d/", f"v1/s/-/d/{SESSION_TEXT}"])
+def test_what_is_no_directory(path: str) -> None:
+    with pytest.raises(IllFormed):
+        directory_scope(path)
 
 
 def test_a_reference_stays_within_the_scope_of_its_session() -> None:

@@ -7,11 +7,13 @@ from typing import cast
 import pytest
 import trio
 
-from sdcpd.cache.refs import ObjectKind, log_reference, object_reference
+from sdcpd.cache.refs import ObjectKind, log_reference, object_reference, record_reference
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.edge.cache_routes import LOG_TYPE, TOKENS_TYPE
+from sdcpd.edge.cache_messages import CACHE_TYPE
+from sdcpd.edge.cache_routes import LOG_TYPE
 from sdcpd.edge.dispatch import cache_dispatcher
 from sdcpd.edge.http_fields import content_digest
+from sdcpd.edge.object_routes import TOKENS_TYPE
 from sdcpd.edge.objects import ObjectClient
 from sdcpd.edge.transport import LoopbackNetwork, Request, Response, TransportError
 from sdcpd.protocol.commit_log import log_tag
@@ -20,6 +22,9 @@ from sdcpd.roles.ports import (
     Appended,
     BelowFence,
     Content,
+    Done,
+    Listed,
+    ListedRecord,
     Missing,
     Objects,
     Peers,
@@ -37,6 +42,8 @@ BASE = "https://c.example/cache/"
 SESSION = bytes(range(16))
 LOG = log_reference(BASE, None, SESSION)
 TOKENS = object_reference(BASE, None, SESSION, 1, 0, ObjectKind.TOKENS)
+RECORD = record_reference(BASE, None, SESSION)
+RECORD_PATH = RECORD.removeprefix(BASE)
 LOG_PATH, TOKENS_PATH = LOG.removeprefix(BASE), TOKENS.removeprefix(BASE)
 
 
@@ -105,6 +112,108 @@ async def test_an_append_to_a_log_that_is_gone_sends_the_writer_to_read() -> Non
     async with world() as w:
         assert await w.objects("verifier").append(LOG, commit(1, 1), epoch=1, if_match=EMPTY) == TagMismatch()
         assert await w.objects("verifier").read_log(LOG) == Missing()
+
+
+async def test_a_directory_record_by_reference() -> None:
+    """Decision 106: written before session-open and before each change of verifier, read back by a restarted router."""
+    async with world() as w:
+        router = w.objects("router")
+        assert await router.read_record(RECORD) == Missing()
+        assert await router.write_record(RECORD, b"one", log_tag([b"zero"])) == TagMismatch()
+        first = Appended(tag=log_tag([b"one"]))
+        assert await router.write_record(RECORD, b"one", None) == first
+        assert await router.write_record(RECORD, b"one", None) == first, "a lost answer is settled by asking again"
+        assert await router.write_record(RECORD, b"two", None) == TagMismatch()
+        assert await router.write_record(RECORD, b"two", first.tag) == Appended(tag=log_tag([b"two"]))
+        assert await router.write_record(RECORD, b"three", first.tag) == TagMismatch()
+    async with world(w.disk) as again:
+        router = again.objects("router")
+        assert await router.read_record(RECORD) == Content(octets=b"two", tag=log_tag([b"two"]))
+        listed = ListedRecord(session=SESSION, tag=log_tag([b"two"]))
+        assert await router.list_records(BASE, None) == Listed(records=(listed,), more=False)
+        assert await router.list_records(BASE, None, SESSION) == Listed(records=(), more=False)
+        assert await router.list_records(BASE, SESSION) == Listed(records=(), more=False)
+        assert await router.remove_record(RECORD) == Done()
+        assert await router.remove_record(RECORD) == Done()
+        for outcome, status in (
+            (await again.objects("verifier").read_record(RECORD), 403),
+            (await again.objects("verifier").list_records(BASE, None), 403),
+            (await again.objects("drafter").write_record(RECORD, b"x", None), 403),
+            (await router.write_record(RECORD, bytes(5 << 20), None), 413),
+            (await router.list_records("https://e.example/cache/", None), 403),
+            (await router.read_record(LOG), 400),
+        ):
+            assert isinstance(outcome, StoreRefused), outcome
+            assert outcome.status == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("PUT", "v1/s/-/d/short", {"content_type": CACHE_TYPE, "if_none_match": "*"}, 404),
+        ("GET", "v1/s/short/d", {}, 404),
+        ("POST", "v1/s/-/d", {}, 405),
+        ("PATCH", RECORD_PATH, {}, 405),
+        ("PUT", RECORD_PATH, {"content_type": LOG_TYPE, "if_none_match": "*"}, 415),
+        ("PUT", RECORD_PATH, {"content_type": CACHE_TYPE}, 400),
+        ("PUT", RECORD_PATH, {"content_type": CACHE_TYPE, "if_match": "*"}, 400),
+        ("PUT", RECORD_PATH, {"content_type": CACHE_TYPE, "if_none_match": "*", "if_match": EMPTY}, 400),
+        ("PUT", RECORD_PATH, {"content_type": CACHE_TYPE, "if_match": EMPTY}, 404),
+        (
+            "PUT",
+            RECORD_PATH,
+            {"content_type": CACHE_TYPE, "if_none_match": "*", "content_digest": content_digest(b"")},
+            422,
+        ),
+    ],
+)
+async def test_records_that_the_cache_does_not_take(
+    method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    async with world() as w:
+        body = b"" if method == "GET" else b"x"
+        assert (await w.ask("router", method, path, body, **headers)).status == status
+        assert await w.objects("router").list_records(BASE, None) == Listed(records=(), more=False)
+
+
+@pytest.mark.parametrize("query", ["after=x", "after=", f"after={LOG_PATH.split('/')[-1]}&after=x", "a&" * 99])
+async def test_a_page_that_begins_behind_no_session(query: str) -> None:
+    async with world() as w:
+        request = Request(method="GET", path="v1/s/-/d", query=query)
+        assert (await w.network.transport(PEERS["router"]).exchange(BASE, request)).status == 400
+
+
+@pytest.mark.parametrize(
+    ("response", "written", "listed"),
+    [
+        (Response(status=201, headers={"etag": '"a"'}), Appended(tag='"a"'), StoreRefused),
+        (Response(status=404), TagMismatch(), StoreRefused),
+        (Response(status=412), TagMismatch(), StoreRefused),
+        (Response(status=409), StoreRefused, StoreRefused),
+        (Response(status=409, body=b'{"type": "x#sdcp-stale-epoch"}'), StoreRefused, StoreRefused),
+        (Response(status=500), Unreachable, Unreachable),
+        (Response(status=507), StoreRefused, StoreRefused),
+        (Response(status=200), Unreachable, Unreachable),
+        (Response(status=200, body=b"\xa2\x64more\xf5\x67records\x80"), Unreachable, Unreachable),
+        (Response(status=200, body=b"\xa2\x64more\xf4\x67records\x80"), Unreachable, Listed(records=(), more=False)),
+        (TransportError("gone"), Unreachable(reason="gone"), Unreachable(reason="gone")),
+    ],
+)
+async def test_every_end_of_an_exchange_about_records(
+    response: Response | TransportError, written: object, listed: object
+) -> None:
+    class Scripted:
+        async def exchange(self, base_uri: str, request: Request) -> Response:
+            if isinstance(response, TransportError):
+                raise response
+            return response
+
+    client = ObjectClient(Scripted(), CountingMeters(), [BASE])
+    for outcome, expected in (
+        (await client.write_record(RECORD, b"x", None), written),
+        (await client.list_records(BASE, None), listed),
+    ):
+        assert isinstance(outcome, expected) if isinstance(expected, type) else outcome == expected, outcome
 
 
 async def test_an_object_by_reference() -> None:
@@ -327,7 +436,12 @@ async def test_who_may_come_at_all(caller: str) -> None:
     async with world() as w:
         statuses = {
             (method, what): (await w.ask(caller, method, path)).status
-            for what, path in (("log", LOG_PATH), ("object", TOKENS_PATH))
+            for what, path in (
+                ("log", LOG_PATH),
+                ("object", TOKENS_PATH),
+                ("record", RECORD_PATH),
+                ("list", "v1/s/-/d"),
+            )
             for method in ("PUT", "PATCH", "GET", "DELETE")
         }
         log_writer = caller in ("verifier", "router")
@@ -339,3 +453,6 @@ async def test_who_may_come_at_all(caller: str) -> None:
         assert (statuses["PUT", "object"] != 403) == object_peer
         assert (statuses["GET", "object"] != 403) == object_peer
         assert (statuses["DELETE", "object"] != 403) == (caller in ("router", "operator"))
+        for what in (("PUT", "record"), ("GET", "record"), ("GET", "list")):
+            assert (statuses[what] != 403) == (caller == "router"), what
+        assert (statuses["DELETE", "record"] != 403) == (caller in ("router", "operator"))

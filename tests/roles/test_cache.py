@@ -12,7 +12,7 @@ from sdcpd.cache.files import StateInUse
 from sdcpd.cache.log_requests import LogContent
 from sdcpd.cache.log_store import LogStore
 from sdcpd.cache.object_store import object_tag
-from sdcpd.cache.refs import LogName, ObjectKind, ObjectName
+from sdcpd.cache.refs import LogName, ObjectKind, ObjectName, RecordName
 from sdcpd.cache.settings import KIB, MIB, CacheSettings
 from sdcpd.protocol.commit_log import log_tag
 from sdcpd.protocol.problems import (
@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 LOG = LogName(scope=None, session=bytes(16))
 OTHER = LogName(scope=None, session=bytes(15) + b"\1")
+RECORD = RecordName(scope=None, session=bytes(16))
 TOKENS = ObjectName(scope=None, session=bytes(16), epoch=1, round=0, kind=ObjectKind.TOKENS)
 ROWS = ObjectName(scope=None, session=bytes(16), epoch=1, round=1, kind=ObjectKind.Q)
 
@@ -280,6 +281,83 @@ async def test_who_may_write_read_and_remove_objects() -> None:
         await r.cache.remove_object(DRAFTER, ROWS)
         with pytest.raises(UnknownResource):
             await r.cache.read_object(VERIFIER, TOKENS)
+
+
+async def test_directory_records_are_the_routers_alone() -> None:
+    """Decision 106: "class log, routers only, listable"; they hold prompts."""
+    async with running() as r:
+        for peer in (VERIFIER, DRAFTER, CACHE, OPERATOR, CLIENT):
+            with pytest.raises(Forbidden):
+                await r.cache.write_record(peer, RECORD, b"x", None)
+            with pytest.raises(Forbidden):
+                await r.cache.read_record(peer, RECORD)
+            with pytest.raises(Forbidden):
+                await r.cache.list_records(peer, None, None)
+            if peer is not OPERATOR:
+                with pytest.raises(Forbidden):
+                    await r.cache.remove_record(peer, RECORD)
+        tag = await r.cache.write_record(ROUTER, RECORD, b"x", None)
+        assert await r.cache.read_record(ROUTER, RECORD) == LogContent(octets=b"x", tag=tag)
+        with pytest.raises(PreconditionFailed, match="record exists"):
+            await r.cache.write_record(ROUTER, RECORD, b"y", None)
+        with pytest.raises(PreconditionFailed):
+            await r.cache.write_record(ROUTER, RECORD, b"y", EMPTY)
+        with pytest.raises(TooLarge):
+            await r.cache.write_record(ROUTER, RECORD, bytes(5 * MIB), tag)
+        second = await r.cache.write_record(ROUTER, RECORD, b"y", tag)
+        assert await r.cache.list_records(ROUTER, None, None) == ([(RECORD, second)], False)
+        assert (r.cache.snapshot().directory_records, r.cache.snapshot().logs, r.cache.snapshot().records) == (1, 0, 0)
+        await r.cache.remove_record(OPERATOR, RECORD)
+        await r.cache.remove_record(ROUTER, RECORD)
+        with pytest.raises(UnknownResource, match="record"):
+            await r.cache.read_record(ROUTER, RECORD)
+    async with running(r.disk) as again:
+        assert await again.cache.list_records(ROUTER, None, None) == ([], False)
+
+
+async def test_records_outlive_the_process_and_are_listed_page_by_page() -> None:
+    scope = b"s" * 16
+    async with running() as r:
+        for number in range(600):
+            name = RecordName(scope=scope, session=number.to_bytes(16, "big"))
+            await r.cache.write_record(ROUTER, name, b"%d" % number, None)
+        await r.cache.write_record(ROUTER, RECORD, b"x", None)
+    r.disk.crash()
+    async with running(r.disk) as again:
+        sizes: list[int] = []
+        sessions: list[bytes] = []
+        more = True
+        while more:
+            page, more = await again.cache.list_records(ROUTER, scope, sessions[-1] if sessions else None)
+            sizes.append(len(page))
+            sessions += [name.session for name, _ in page]
+        assert sizes == [256, 256, 88]
+        assert sorted(sessions) == [number.to_bytes(16, "big") for number in range(600)]
+        assert len(set(sessions)) == 600
+
+
+async def test_a_listing_waits_for_the_writes_before_it() -> None:
+    async with running() as r:
+        r.workers.shut()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(r.cache.write_record, ROUTER, RECORD, b"x", None)
+            await wait_all_tasks_blocked()
+            found: list[int] = []
+
+            async def look() -> None:
+                found.append(len((await r.cache.list_records(ROUTER, None, None))[0]))
+
+            nursery.start_soon(look)
+            await wait_all_tasks_blocked()
+            assert not found
+            r.workers.gate.set()
+        assert found == [1]
+
+
+async def test_a_record_of_its_full_size_fits_a_queue_of_less() -> None:
+    async with running(settings=CacheSettings(max_waiting_bytes=1 * MIB)) as r:
+        await r.cache.write_record(ROUTER, RECORD, bytes(4 * MIB + 64 * KIB), None)
+        assert len((await r.cache.read_record(ROUTER, RECORD)).octets) == 4 * MIB + 64 * KIB
 
 
 async def test_objects_are_written_once_and_expire(autojump_clock: MockClock) -> None:

@@ -15,7 +15,7 @@ from sdcpd.protocol.messages import Assignment, Proposal, Status, Verdict
 from sdcpd.protocol.problems import Problem
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
-from sdcpd.roles.ports import Done, Peer, Peers, Ports, ReadOutcome, Refusal, Unreachable
+from sdcpd.roles.ports import FETCH_LIMIT_BYTES, Done, Peer, Peers, Ports, ReadOutcome, Refusal, Unreachable
 from tests.support.messages import (
     CACHE,
     DRAFTER,
@@ -117,7 +117,7 @@ def of_state(of: TinyVerifier, **changes: Any) -> Assignment:
 class SlowObjects(MemoryLogs):
     fetch_s = 0.0
 
-    async def fetch(self, ref: str) -> ReadOutcome:
+    async def fetch(self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES) -> ReadOutcome:
         await trio.sleep(self.fetch_s)
         return await super().fetch(ref)
 

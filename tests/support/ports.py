@@ -1,22 +1,32 @@
 """Ports with nothing real behind them: trio's clock (virtual under MockClock), a memory log, recorded events."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import trio
 
+from sdcpd.cache.refs import parse_reference, record_reference
 from sdcpd.protocol.commit_log import CommitRecord, FenceRecord, log_tag, read_records
 from sdcpd.protocol.messages import Event, Status
 from sdcpd.roles.ports import (
+    FETCH_LIMIT_BYTES,
     Appended,
     AppendOutcome,
     BelowFence,
     Content,
     Done,
+    Leased,
+    LeaseOutcome,
+    Listed,
+    ListedRecord,
+    ListOutcome,
     Missing,
     Objects,
     ReadOutcome,
+    RecordOutcome,
+    RemoveOutcome,
+    RenewOutcome,
     StoreRefused,
     TagMismatch,
     Unreachable,
@@ -85,6 +95,9 @@ class MemoryLogs(Objects):
     def __init__(self, append_s: float = 0.001) -> None:
         self.logs: dict[str, bytes] = {}
         self.objects: dict[str, bytes] = {}
+        self.records: dict[str, bytes] = {}
+        self.leases: list[str] = []  # not released yet; they hold nothing here
+        self._drawn = 0
         self.faults: list[
             str
         ] = []  # "lost": not written, no answer. "unanswered": written, no answer. A number: that status
@@ -95,11 +108,11 @@ class MemoryLogs(Objects):
     def _tag(self, ref: str) -> str:
         return log_tag(raw for _, raw in read_records(self.logs[ref]))
 
-    async def create_log(self, ref: str, epoch: int) -> AppendOutcome:
+    async def create_log(self, ref: str, epoch: int, record: bytes = b"") -> AppendOutcome:
         await trio.sleep(self._append_s)
         if ref in self.logs:
             return TagMismatch()
-        self.logs[ref] = b""
+        self.logs[ref] = record
         return Appended(tag=self._tag(ref))
 
     async def append(self, ref: str, record: bytes, *, epoch: int, if_match: str) -> AppendOutcome:
@@ -125,8 +138,56 @@ class MemoryLogs(Objects):
         self.objects[ref] = octets
         return Appended(tag='"object"')
 
-    async def fetch(self, ref: str) -> ReadOutcome:
+    async def fetch(self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES) -> ReadOutcome:
         return Content(octets=self.objects[ref], tag='"object"') if ref in self.objects else Missing()
+
+    async def remove(self, ref: str) -> RemoveOutcome:
+        self.objects.pop(ref, None)
+        return Done()
+
+    async def lease(self, base: str, refs: Sequence[str], ttl_ms: int) -> LeaseOutcome:
+        missed = tuple(ref for ref in refs if ref not in self.objects)
+        if len(missed) == len(refs):
+            return Leased(lease=None, missed=missed, ttl_ms=0)
+        self._drawn += 1
+        self.leases.append(f"{base}leases/{self._drawn}")
+        return Leased(lease=self.leases[-1], missed=missed, ttl_ms=ttl_ms)
+
+    async def renew(self, lease: str, ttl_ms: int) -> RenewOutcome:
+        return Leased(lease=lease, missed=(), ttl_ms=ttl_ms) if lease in self.leases else Missing()
+
+    async def read_record(self, ref: str) -> ReadOutcome:
+        if ref not in self.records:
+            return Missing()
+        return Content(octets=self.records[ref], tag=log_tag([self.records[ref]]))
+
+    async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome:
+        held = self.records.get(ref)
+        if held != octets and if_match != (None if held is None else log_tag([held])):
+            return TagMismatch()
+        self.records[ref] = octets
+        return Appended(tag=log_tag([octets]))
+
+    async def remove_record(self, ref: str) -> RemoveOutcome:
+        self.records.pop(ref, None)
+        return Done()
+
+    async def list_records(self, base: str, scope: bytes | None, after: bytes | None = None) -> ListOutcome:
+        """Pages of two, in the order of their paths."""
+        names = (parse_reference(ref) for ref in sorted(self.records))
+        here = [name.name.session for name in names if name.base == base and name.name.scope == scope]
+        start = 0 if after is None else here.index(after) + 1
+        page = here[start : start + 2]
+        tags = (log_tag([self.records[record_reference(base, scope, session)]]) for session in page)
+        return Listed(
+            records=tuple(ListedRecord(session, tag) for session, tag in zip(page, tags, strict=True)),
+            more=len(here) > start + 2,
+        )
+
+    async def release(self, lease: str) -> RemoveOutcome:
+        if lease in self.leases:
+            self.leases.remove(lease)
+        return Done()
 
     def commits(self, ref: str) -> list[CommitRecord]:
         return [entry for entry, _ in read_records(self.logs[ref]) if isinstance(entry, CommitRecord)]

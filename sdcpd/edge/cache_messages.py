@@ -1,0 +1,58 @@
+"""The bodies of the cache's own operations, as CBOR maps (decisions, cache part 5.3). Ours, not the draft's.
+
+Read as strictly as the draft's messages (protocol/encoding.py), and open as they are: unknown keys are ignored.
+"""
+
+import re
+from typing import Annotated, Final
+
+from msgspec import UNSET, Meta, UnsetType
+
+from sdcpd.protocol.messages import Message
+from sdcpd.protocol.terms import BaseUri, SessionId, Uint
+
+CACHE_TYPE: Final = "application/cbor"
+
+Path = Annotated[str, Meta(min_length=1, max_length=256)]
+"""A name relative to the cache's base URI."""
+
+
+LEASE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""An id becomes part of a path: nothing that could leave it."""
+
+
+class LeaseRequest(Message, frozen=True, kw_only=True):
+    """Body of `POST leases`. `owner`, where it is there, is the caller: nobody leases in another's name."""
+
+    objects: tuple[Path, ...]
+    ttl_ms: Uint
+    owner: BaseUri | UnsetType = UNSET
+
+
+class LeaseRenewal(Message, frozen=True, kw_only=True):
+    """Body of `PUT leases/{id}`. `ttl_ms` counts from its receipt."""
+
+    ttl_ms: Uint
+
+
+class DirectoryEntry(Message, frozen=True, kw_only=True):
+    """A directory record as it is listed. A damaged one has no tag: it can only be removed."""
+
+    session: SessionId
+    tag: str | UnsetType = UNSET
+
+
+class DirectoryAnswer(Message, frozen=True, kw_only=True):
+    """A page of a directory; where there is `more`, it begins behind the last session of this one."""
+
+    records: tuple[DirectoryEntry, ...]
+    more: bool
+
+
+class LeaseAnswer(Message, frozen=True, kw_only=True):
+    """A lease as it stands. `lease` is its id, absent when none of the objects was there; `ttl_ms` is what is left.
+    `missed` are those that were not there; all others are held."""
+
+    lease: Annotated[str, Meta(pattern=f"^{LEASE_ID.pattern}$")] | UnsetType = UNSET
+    ttl_ms: Uint
+    missed: tuple[Path, ...] = ()

@@ -1,0 +1,186 @@
+"""The operations on objects over HTTP, as every node serves them (decisions, cache part 5.3; decisions 54, 112, 117).
+
+    PUT          If-None-Match: *    create (TTL, Content-Digest, Content-Encoding: gzip or none)
+    GET, HEAD    Prefer: wait=N      read, waiting for an object that is still to be written; If-None-Match, Range,
+                                     Accept-Encoding
+    DELETE                           forget; 423 while somebody else's lease holds it
+    POST leases, PUT and DELETE leases/{id}
+
+Entity tags, ranges and limits are of the identity form, whatever coding it travels in; that one tag stands for both
+is our own agreement with our own readers, who verify it against what they have unpacked. A range of a coded form is
+never sent. Which kinds a role may write is the role's check; here it is only who may come at all.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from msgspec import UNSET
+
+from sdcpd.cache.content_coding import GZIP
+from sdcpd.cache.object_store import ObjectContent, ObjectStored
+from sdcpd.cache.refs import ObjectKind, ObjectName, parse_path
+from sdcpd.cache.settings import CacheSettings
+from sdcpd.edge.cache_messages import CACHE_TYPE, LeaseAnswer, LeaseRenewal, LeaseRequest
+from sdcpd.edge.http_fields import (
+    accepts_gzip,
+    byte_range,
+    check_content_digest,
+    creates,
+    is_known,
+    is_packed,
+    require_media_type,
+    ttl_s,
+    wait_s,
+)
+from sdcpd.edge.routes import MESSAGE_LIMIT_BYTES, Call, Route, done
+from sdcpd.edge.transport import Response
+from sdcpd.protocol.encoding import decode, encode
+from sdcpd.protocol.problems import Forbidden, IllFormed, UnknownResource
+from sdcpd.protocol.uris import normalize_base_uri
+from sdcpd.roles.object_cache import LeaseGranted
+from sdcpd.roles.ports import Peer
+
+TOKENS_TYPE: Final = "application/cbor"
+ROWS_TYPE: Final = "application/octet-stream"
+
+OBJECT_TYPES: Final = {
+    ObjectKind.TOKENS: TOKENS_TYPE,  # decision 25
+    ObjectKind.Q: ROWS_TYPE,
+    ObjectKind.DRAFT: ROWS_TYPE,
+}
+
+
+class ObjectService(Protocol):
+    """What every node offers of its objects. Methods raise Problem."""
+
+    async def create_object(
+        self, peer: Peer, name: ObjectName, octets: bytes, ttl_s: float | None = None, *, packed: bool = False
+    ) -> ObjectStored: ...
+    async def read_object(self, peer: Peer, name: ObjectName, wait_s: float = 0.0) -> ObjectContent: ...
+    async def packed(self, content: ObjectContent) -> bytes | None: ...
+    async def remove_object(self, peer: Peer, name: ObjectName) -> None: ...
+    async def lease_objects(self, peer: Peer, names: Sequence[ObjectName], ttl_ms: int) -> LeaseGranted: ...
+    async def renew_lease(self, peer: Peer, lease_id: str, ttl_ms: int) -> LeaseGranted: ...
+    async def release_lease(self, peer: Peer, lease_id: str) -> None: ...
+
+
+async def _create_object(cache: ObjectService, call: Call) -> Response:
+    name, headers, body = _object_name(call), call.request.headers, call.request.body
+    require_media_type(headers, OBJECT_TYPES[name.kind])
+    if not creates(headers):
+        raise IllFormed("an object is written once: If-None-Match: * is required")
+    packed = is_packed(headers)
+    check_content_digest(headers, body)
+    stored = await cache.create_object(call.peer, name, body, ttl_s(headers), packed=packed)
+    if not stored.created:
+        return done(etag=stored.tag)
+    return Response(status=201, headers={"etag": stored.tag, "cache-control": "no-store"})
+
+
+async def _read_object(cache: ObjectService, call: Call) -> Response:
+    """GET and HEAD. The conditions in the order of RFC 9110 13.2.2: If-None-Match, then Range."""
+    name, request = _object_name(call), call.request
+    content = await cache.read_object(call.peer, name, wait_s(request.headers, otherwise=0.0))
+    fields = {"etag": content.tag, "cache-control": "no-store"}
+    if is_known(request.headers, content.tag):
+        return Response(status=304, headers=fields)
+    length = len(content.octets)
+    fields |= {"content-type": OBJECT_TYPES[name.kind], "accept-ranges": "bytes", "vary": "accept-encoding"}
+    if request.method == "HEAD":
+        return Response(status=200, headers=fields | {"content-length": str(length)})
+    wanted = byte_range(request.headers, content.tag, length)
+    if wanted is not None and not wanted:
+        return Response(status=416, headers={"cache-control": "no-store", "content-range": f"bytes */{length}"})
+    if wanted is not None:
+        fields["content-range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{length}"
+        return Response(status=206, headers=fields, body=content.octets[wanted.start : wanted.stop])
+    packed = await cache.packed(content) if accepts_gzip(request.headers) else None
+    if packed is None:
+        return Response(status=200, headers=fields, body=content.octets)
+    return Response(status=200, headers=fields | {"content-encoding": GZIP}, body=packed)
+
+
+async def _remove_object(cache: ObjectService, call: Call) -> Response:
+    await cache.remove_object(call.peer, _object_name(call))
+    return done()
+
+
+async def _lease(cache: ObjectService, call: Call) -> Response:
+    require_media_type(call.request.headers, CACHE_TYPE)
+    asked = decode(call.request.body, LeaseRequest)
+    if asked.owner is not UNSET:
+        _require_caller(call.peer, asked.owner)
+    granted = await cache.lease_objects(call.peer, [_leased_name(path) for path in asked.objects], asked.ttl_ms)
+    if granted.id is None:
+        return _granted(granted)
+    return _granted(granted, 201, location=f"leases/{granted.id}")
+
+
+async def _renew_lease(cache: ObjectService, call: Call) -> Response:
+    require_media_type(call.request.headers, CACHE_TYPE)
+    asked = decode(call.request.body, LeaseRenewal)
+    return _granted(await cache.renew_lease(call.peer, call.segments[1], asked.ttl_ms))
+
+
+async def _release_lease(cache: ObjectService, call: Call) -> Response:
+    await cache.release_lease(call.peer, call.segments[1])
+    return done()
+
+
+def _granted(granted: LeaseGranted, status: int = 200, **headers: str) -> Response:
+    answer = LeaseAnswer(
+        lease=UNSET if granted.id is None else granted.id,
+        ttl_ms=granted.ttl_ms,
+        missed=tuple(name.path for name in granted.missed),
+    )
+    fields = {"content-type": CACHE_TYPE, "cache-control": "no-store"} | headers
+    return Response(status=status, headers=fields, body=encode(answer))
+
+
+def _require_caller(peer: Peer, owner: str) -> None:
+    try:
+        owner = normalize_base_uri(owner)
+    except ValueError as error:
+        raise IllFormed(f"owner: {error}") from error
+    if owner != peer.uri:
+        raise Forbidden(f"owner: a peer leases in its own name, {peer.uri}")
+
+
+def _leased_name(path: str) -> ObjectName:
+    name = parse_path(path)
+    if not isinstance(name, ObjectName):
+        raise IllFormed(f"objects: {path!r} is no object; logs and records need no lease")
+    return name
+
+
+def _object_name(call: Call) -> ObjectName:
+    try:
+        name = parse_path(call.request.path)
+    except IllFormed as error:
+        raise UnknownResource(error.detail) from error
+    assert isinstance(name, ObjectName), "the route's pattern says so"
+    return name
+
+
+_OBJECT_PATH: Final = "v1/s/*/o/*/*/*/*"
+_PEERS: Final = frozenset({"verifier", "router", "drafter"})
+_OPERATOR: Final = frozenset({"operator"})
+
+_Call = Callable[[ObjectService, Call], Awaitable[Response]]
+
+
+def object_routes(settings: CacheSettings) -> tuple[Route, ...]:
+    """The table, with the body limits that the settings give (decision 117)."""
+
+    def route(operation: str, method: str, path: str, limit_bytes: int, call: _Call) -> Route:
+        return Route(operation, method, path, _PEERS, limit_bytes, call)
+
+    return (
+        route("create_object", "PUT", _OBJECT_PATH, settings.max_object_bytes, _create_object),
+        route("read_object", "GET", _OBJECT_PATH, 0, _read_object),
+        route("head_object", "HEAD", _OBJECT_PATH, 0, _read_object),
+        Route("remove_object", "DELETE", _OBJECT_PATH, _PEERS | _OPERATOR, 0, _remove_object),
+        route("lease", "POST", "leases", MESSAGE_LIMIT_BYTES, _lease),
+        route("renew_lease", "PUT", "leases/*", MESSAGE_LIMIT_BYTES, _renew_lease),
+        route("release_lease", "DELETE", "leases/*", 0, _release_lease),
+    )

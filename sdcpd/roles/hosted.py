@@ -79,6 +79,7 @@ class Hosted:
         self._sequence: int | None = sequence
         self._kv_tokens = 0  # positions with valid KV
         self._work: Work | None = None
+        self._while_judging = trio.CancelScope()
         self._prefilled = False
         self._outbox = outbox
         scope = opened.contract.scope
@@ -179,10 +180,9 @@ class Hosted:
             if await self._open():
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._outbox.run)
-                    async with trio.open_nursery() as scoring:
-                        scoring.start_soon(self._judge)
-                        await self._keep_log()
-                        scoring.cancel_scope.cancel()
+                    nursery.start_soon(self._judge)
+                    await self._keep_log()
+                    self._while_judging.cancel()
                     self.free_kv()
                     on_end(self)
                     self._outbox.close()
@@ -194,12 +194,14 @@ class Hosted:
 
     async def _judge(self) -> None:
         """Under rule 2: obtain draft rows that do not come along with their proposals."""
-        if self.machine is not None and self.opened.contract.rule == Rule.SPECULATIVE_SAMPLING:
-            await self.judging.run(
-                self.machine,
-                scored=lambda work, rows: self.scored(work, rows, self._load()),
-                refused=self.changes.notify,
-            )
+        assert self.machine is not None
+        if self.opened.contract.rule == Rule.SPECULATIVE_SAMPLING:
+            with self._while_judging:
+                await self.judging.run(
+                    self.machine,
+                    scored=lambda work, rows: self.scored(work, rows, self._load()),
+                    refused=self.changes.notify,
+                )
 
     def free_kv(self) -> None:
         """Give the KV back and wake everybody; synchronous, so that it is also right while being cancelled."""

@@ -22,6 +22,10 @@ log = structlog.get_logger(__name__)
 
 DRAFTERS_LIMIT = 1024
 """Drafters whose account is kept; beyond that the one not heard of for longest is forgotten."""
+ROWS_WAIT_S = 1.0
+"""How long the drafter's cache may wait for an object that is still being written (cache part 5.3)."""
+ERRORS_BYTES = 64 * 1024
+"""Room for a cache's words where the rows themselves would be shorter."""
 
 
 class AuditedDrafter(Struct, frozen=True):
@@ -67,7 +71,11 @@ class RowSupply:
             require_scope(parse_reference(ref), scope)
         except Problem as problem:
             raise BadProposal(f"q_rows: {problem.detail}") from problem
-        content = await within(self._settings.rows_timeout_s, lambda: self._ports.objects.fetch(ref))
+        needed = VALUE_BYTES * self._vocabulary * len(proposal.tokens)
+        content = await within(
+            self._settings.rows_timeout_s,
+            lambda: self._ports.objects.fetch(ref, ROWS_WAIT_S, limit_bytes=max(needed, ERRORS_BYTES)),
+        )
         if not isinstance(content, Content):
             return QUnavailable("q_rows: the object could not be read")
         rows, seen = await self._ports.workers.run(_read, content.octets, proposal.tokens, self._vocabulary)

@@ -7,8 +7,8 @@ named outcomes of roles/ports.py as cache_answers.py has it; and besides,
     no response                    Unreachable: it may or may not have been carried out
     404 on an append               TagMismatch: read the log, it says what is true (decision 64)
 
-Bodies of objects go in gzip coding where that pays (decision 54), but not to the caches of this process, which `near`
-names. Nothing is repeated here, and deadlines are the caller's.
+Bodies of objects go in gzip coding where that pays (decision 54), given workers to pack and unpack them, but not to the
+caches of this process, which `near` names. Nothing is repeated here, and deadlines are the caller's.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,7 +51,6 @@ from sdcpd.roles.ports import (
 
 N = TypeVar("N", LogName, RecordName, ObjectName)
 O = TypeVar("O", bound="Outcome")  # noqa: E741 - an outcome
-T = TypeVar("T")
 
 Outcome = AppendOutcome | ReadOutcome | RemoveOutcome | RenewOutcome | ListOutcome
 
@@ -61,8 +60,8 @@ _KINDS = {LogName: "a log", RecordName: "a directory record", ObjectName: "an ob
 class ObjectClient:
     """The Objects port. `caches` are the base URIs of the caches that may be asked; ValueError for what is none.
 
-    `near` are those of them that are served in this process. `workers` pack and unpack bodies; without them it is done
-    at once, which takes some milliseconds for each MiB.
+    `near` are those of them that are served in this process. `workers` pack, unpack and check bodies, which takes some
+    milliseconds for each MiB; without them, bodies go as they are.
     """
 
     def __init__(
@@ -113,8 +112,8 @@ class ObjectClient:
             return where
         base, name = where
         headers = {"if-none-match": "*", "content-type": OBJECT_TYPES[name.kind], "ttl": ttl(ttl_ms)}
-        if base not in self._near:
-            packed = await self._work(pack, octets)
+        if self._workers is not None and base not in self._near:
+            packed = await self._workers.run(pack, octets)
             if packed is not None:
                 octets = packed
                 headers["content-encoding"] = GZIP
@@ -131,12 +130,14 @@ class ObjectClient:
             return where
         base, name = where
         headers = {"prefer": prefer_wait(wait_s)} if wait_s > 0 else {}
-        if base not in self._near:
+        if self._workers is not None and base not in self._near:
             headers["accept-encoding"] = GZIP
         response = await self._exchange(base, Request(method="GET", path=name.path, headers=headers))
         if isinstance(response, Unreachable):
             return self._counted("fetch", response)
-        return self._counted("fetch", await self._work(content, response, limit_bytes))
+        if self._workers is None:
+            return self._counted("fetch", content(response, limit_bytes))
+        return self._counted("fetch", await self._workers.run(content, response, limit_bytes))
 
     async def remove(self, ref: str) -> RemoveOutcome:
         """Forget an object before its time. StoreRefused with 423: somebody else's lease holds it."""
@@ -273,9 +274,6 @@ class ObjectClient:
             return await self._transport.exchange(base_uri, request)
         except TransportError as error:
             return Unreachable(reason=str(error))
-
-    async def _work(self, function: Callable[..., T], *args: object) -> T:
-        return function(*args) if self._workers is None else await self._workers.run(function, *args)
 
     def _counted(self, operation: str, outcome: O) -> O:
         end: str

@@ -9,15 +9,18 @@ from collections.abc import Callable
 
 import structlog
 import trio
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from sdcpd.engine.scheduler import Prefill
 from sdcpd.engine.spans import Row, Span
 from sdcpd.protocol.commit_log import CommitRecord
-from sdcpd.protocol.messages import SessionOpen
+from sdcpd.protocol.messages import Proposal, SessionOpen
 from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, Problem
 from sdcpd.protocol.session import Session
-from sdcpd.protocol.session_values import Append, Settled, Stopped, Work
-from sdcpd.protocol.terms import session_path_id
+from sdcpd.protocol.session_values import Append, Begin, Settled, Stopped, Work
+from sdcpd.protocol.terms import Rule, session_path_id
+from sdcpd.roles.judging import Judging
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import (
     Appended,
@@ -26,10 +29,12 @@ from sdcpd.roles.ports import (
     Engine,
     Missing,
     Ports,
+    RandomStream,
     StoreRefused,
     TagMismatch,
     Unreachable,
 )
+from sdcpd.roles.row_supply import RowSupply
 from sdcpd.roles.verifier_meters import count_round
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.waits import Changes, within
@@ -51,6 +56,8 @@ class Hosted:
         engine: Engine,
         sequence: int,
         outbox: Outbox,
+        supply: RowSupply,
+        draws: RandomStream,
         load: Callable[[], int],
         on_work: Callable[[], None],
     ) -> None:
@@ -72,8 +79,11 @@ class Hosted:
         self._sequence: int | None = sequence
         self._kv_tokens = 0  # positions with valid KV
         self._work: Work | None = None
+        self._while_judging = trio.CancelScope()
         self._prefilled = False
         self._outbox = outbox
+        scope = opened.contract.scope
+        self.judging = Judging(opened.session, None if scope is UNSET else scope, ports, engine, supply, draws)
         self._store_failed_at: float | None = None
         self._load = load
         self._on_work = on_work
@@ -117,9 +127,10 @@ class Hosted:
         assert work.start == self._kv_tokens, (work.start, self._kv_tokens)
         return Span(sequence=self._sequence, tokens=work.tokens, start=work.start, rows=len(work.tokens))
 
-    def begin(self, work: Work) -> None:
-        """A proposal's work; scored at the next pass boundary."""
-        self._work = work
+    def begin(self, proposal: Proposal, begun: Begin) -> None:
+        """A proposal's work; scored at the next pass boundary, whether or not its draft rows are in hand."""
+        self._work = begun.work
+        self.judging.begin(proposal, begun)
         self._on_work()
 
     def ran_prefill(self, tokens: int) -> None:
@@ -136,10 +147,21 @@ class Hosted:
         self._work = None
         return work
 
+    def judged(self, work: Work, span: Span) -> Span:
+        """The span of work that goes into a pass now, with how its rows are to be judged."""
+        judge = self.judging.judge(work)
+        return span if judge is None else replace(span, judge=judge)
+
     def scored(self, work: Work, rows: tuple[Row, ...], load: int) -> None:
-        """Rows of `work`. KV stays valid up to the accepted part; the rest is overwritten by the next pass."""
+        """Rows of `work`; none while its target rows wait on the shelf for draft rows.
+
+        KV stays valid up to the accepted part; the rest is overwritten by the next pass.
+        """
         machine = self.machine
         assert machine is not None
+        if not rows:
+            self.judging.shelved(work)
+            return
         if not all(row.finite for row in rows):
             if machine.score_failed(work.ticket, "the model produced non-finite logits"):
                 self._log.error("non-finite logits", round=work.round)
@@ -158,7 +180,9 @@ class Hosted:
             if await self._open():
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._outbox.run)
+                    nursery.start_soon(self._judge)
                     await self._keep_log()
+                    self._while_judging.cancel()
                     self.free_kv()
                     on_end(self)
                     self._outbox.close()
@@ -167,6 +191,17 @@ class Hosted:
                 on_end(self)
         finally:
             self.free_kv()
+
+    async def _judge(self) -> None:
+        """Under rule 2: obtain draft rows that do not come along with their proposals."""
+        assert self.machine is not None
+        if self.opened.contract.rule == Rule.SPECULATIVE_SAMPLING:
+            with self._while_judging:
+                await self.judging.run(
+                    self.machine,
+                    scored=lambda work, rows: self.scored(work, rows, self._load()),
+                    refused=self.changes.notify,
+                )
 
     def free_kv(self) -> None:
         """Give the KV back and wake everybody; synchronous, so that it is also right while being cancelled."""

@@ -45,6 +45,8 @@ from sdcpd.roles.waits import Changes
 
 RETRY_AFTER_S: Final = 1
 LEASE_ID_BYTES: Final = 16
+CODED_AT_ONCE: Final = 4
+"""Bodies being packed or unpacked. A small one may become one of the largest size until it is stored or refused."""
 
 OBJECT_READERS: Final = frozenset({"verifier", "router", "drafter"})
 OBJECT_WRITERS: Final = {
@@ -94,6 +96,7 @@ class ObjectCache:
         self._ports = ports
         self._objects = ObjectStore(settings)
         self._lease_ids = ports.randomness.stream("leases")
+        self._coding = trio.Semaphore(CODED_AT_ONCE)
         self._awaited: dict[str, _Awaited] = {}
         """By path, while somebody waits for it."""
         self._waiting_object_reads = 0
@@ -124,7 +127,8 @@ class ObjectCache:
         if len(octets) > limit_bytes:
             raise TooLarge(f"an object may hold {limit_bytes} octets")
         if packed:
-            octets = await self._ports.workers.run(unpack, octets, limit_bytes)
+            async with self._coding:
+                octets = await self._ports.workers.run(unpack, octets, limit_bytes)
         match self._objects.create(name.path, octets, self._ports.clock.now(), ttl_s):
             case ObjectStored() as stored:
                 awaited = self._awaited.get(name.path)
@@ -148,7 +152,8 @@ class ObjectCache:
 
     async def packed(self, content: ObjectContent) -> bytes | None:
         """The content in gzip coding; None where that does not pay."""
-        return await self._ports.workers.run(pack, content.octets)
+        async with self._coding:
+            return await self._ports.workers.run(pack, content.octets)
 
     async def remove_object(self, peer: Peer, name: ObjectName) -> None:
         """Forget an object before its time. One that is not there is removed already."""

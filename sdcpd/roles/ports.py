@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from sdcpd.engine.spans import EngineInfo, Row, Span
+from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 from sdcpd.protocol.messages import (
     Assignment,
     Event,
@@ -205,6 +205,7 @@ class Engine(Protocol):
     def close_sequence(self, sequence: int) -> None: ...
     def reserve(self, sequence: int, length: int) -> bool: ...
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]: ...
+    async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]: ...
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,14 @@ from sdcpd.cache.log_requests import (
     LogMissing,
     LogRequest,
     RemoveLog,
+    ReplaceRecord,
 )
 from sdcpd.cache.settings import KIB, CacheSettings
+from sdcpd.protocol.commit_log import log_tag
 from tests.cache.log_tools import EMPTY, LOGS, Driver, commit, end, fence, filled, records
 from tests.cache.sim_disk import PowerLoss, SimDisk, first_octets, lose_power, pages
 
+DIRECTORY = "v1/s/-/d/" + "0" * 22
 NEW = "v1/s/-/l/NNNNNNNNNNNNNNNNNNNNNN"
 FIRST = segment_file(1)
 SMALL = CacheSettings(segment_bytes=4 * KIB, journal_bytes=64 * KIB, max_log_bytes=16 * KIB, max_record_bytes=1 * KIB)
@@ -326,7 +329,9 @@ import sys
 from functools import partial
 from pathlib import Path
 from sdcpd.cache.files import RealFiles
-from sdcpd.cache.log_requests import AppendToLog, CreateLog, LogAppended, LogMissing, read_log_records
+from sdcpd.cache.log_requests import (
+    AppendToLog, CreateLog, LogAppended, LogMissing, ReplaceRecord, read_log_records
+)
 from sdcpd.cache.log_store import LogStore
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.protocol.commit_log import CommitRecord, log_tag, write_record
@@ -334,8 +339,9 @@ from sdcpd.protocol.commit_log import CommitRecord, log_tag, write_record
 settings = CacheSettings(segment_bytes=16384, journal_bytes=1 << 20, max_log_bytes=1 << 18)
 store = LogStore.open(settings, RealFiles(Path(sys.argv[1])), 0.0)
 names = [f"v1/s/-/l/{number:022d}" for number in range(3)]
+directory = "v1/s/-/d/" + "0" * 22
 tags = {}
-for name in names:
+for name in (*names, directory):
     position = store.position(name)
     tags[name] = None if isinstance(position, LogMissing) else position.tag
 round_ = int(sys.argv[2])
@@ -348,18 +354,20 @@ while True:
         else AppendToLog(name=name, if_match=tags[name], records=records)
         for name in names
     ]
+    content = str(round_).encode() * 300
+    requests.append(ReplaceRecord(name=directory, if_match=tags[directory], octets=content))
     copies = store.read_copies(store.plan_copies())
     batch = store.prepare(requests, copies, 0.0)
     outcomes = store.settle(batch, store.write_batch(batch), 0.0)
     assert all(isinstance(outcome, LogAppended) for outcome in outcomes), outcomes
-    tags = {name: outcome.tag for name, outcome in zip(names, outcomes)}
+    tags = {request.name: outcome.tag for request, outcome in zip(requests, outcomes)}
     sys.stdout.write(f"{round_}\\n")
     sys.stdout.flush()
 """
 
 
 def test_a_killed_process_leaves_every_acknowledged_record(tmp_path: Path) -> None:
-    """SIGKILL in the middle of appending, five times over the same directory."""
+    """SIGKILL in the middle of appending, and of replacing a directory record, five times over the same directory."""
     acknowledged = 0
     names = [f"v1/s/-/l/{number:022d}" for number in range(3)]
     for run in range(5):
@@ -380,6 +388,10 @@ def test_a_killed_process_leaves_every_acknowledged_record(tmp_path: Path) -> No
         for name in names:
             octets = store.octets(name)
             assert octets in (sure, sure + _record(acknowledged + 1))
+        contents = [str(round_).encode() * 300 for round_ in (acknowledged, acknowledged + 1)]
+        held = store.octets(DIRECTORY)
+        assert held in contents
+        store.batch([ReplaceRecord(name=DIRECTORY, if_match=log_tag([held]), octets=contents[1])])
         # Bring all three to the same round, so that the next writer can go on.
         for name in names:
             if store.octets(name) == sure:

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
@@ -33,6 +34,7 @@ from sdcpd.roles.ports import (
     Unreachable,
 )
 from tests.edge.services import PEERS
+from tests.edge.wire.world import MEMORY_BASE, memory_world
 from tests.support.ports import CountingMeters, InlineWorkers, MemoryLogs, RecordedPeers, SeededRandomness, TrioClock
 
 BASE = "https://d.example:8443/cache/"
@@ -81,10 +83,8 @@ class World:
         return await self.ask("drafter", "PUT", path, octets, **fields)
 
 
-@asynccontextmanager
-async def world(settings: CacheSettings | None = None) -> AsyncIterator[World]:
-    settings, meters, network = settings or CacheSettings(), CountingMeters(), LoopbackNetwork()
-    ports = Ports(
+def ports(meters: CountingMeters) -> Ports:
+    return Ports(
         clock=TrioClock(),
         randomness=SeededRandomness(),
         workers=InlineWorkers(),
@@ -92,7 +92,12 @@ async def world(settings: CacheSettings | None = None) -> AsyncIterator[World]:
         peers=cast(Peers, RecordedPeers()),
         objects=MemoryLogs(),
     )
-    cache = ObjectCache(settings, ports)
+
+
+@asynccontextmanager
+async def world(settings: CacheSettings | None = None) -> AsyncIterator[World]:
+    settings, meters, network = settings or CacheSettings(), CountingMeters(), LoopbackNetwork()
+    cache = ObjectCache(settings, ports(meters))
     network.serve(BASE, object_cache_dispatcher(cache, settings, meters).handle)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
@@ -211,6 +216,15 @@ async def test_large_bodies_go_packed_by_reference_too_but_not_within_the_proces
             verifier, got = w.client("verifier", near)
             assert await verifier.fetch(ref) == Content(octets=LARGE, tag=tag(LARGE))
             assert got.responses[0].headers.get("content-encoding") == coding
+
+
+async def test_without_workers_bodies_go_as_they_are() -> None:
+    async with world() as w:
+        spy = Spy(w.network, "drafter")
+        drafter = ObjectClient(spy, CountingMeters(), [BASE])
+        assert await drafter.publish(ROWS, LARGE, ttl_ms=30_000) == Appended(tag=tag(LARGE))
+        assert await drafter.fetch(ROWS) == Content(octets=LARGE, tag=tag(LARGE))
+        assert [len(spy.requests[0].body), len(spy.responses[1].body)] == [len(LARGE)] * 2
 
 
 async def test_a_fetch_takes_no_more_than_its_limit() -> None:
@@ -410,6 +424,38 @@ async def test_every_end_of_an_exchange_has_its_outcome(
     assert isinstance(await client.remove(ROWS), removed)
     outcome: ReadOutcome = await client.fetch(ROWS)
     assert isinstance(outcome, read)
+
+
+async def test_over_http_2(autojump_clock: MockClock) -> None:
+    """A body of several frames, none for HEAD and 304 whatever length they tell, and waits beside other requests."""
+    settings, meters = CacheSettings(), CountingMeters()
+    cache = ObjectCache(settings, ports(meters))
+    async with memory_world(object_cache_dispatcher(cache, settings, meters).handle) as wire:
+        client = ObjectClient(wire.transport, meters, [MEMORY_BASE], workers=InlineWorkers())
+        rows = object_reference(MEMORY_BASE, None, SESSION, 1, 1, ObjectKind.Q)
+        noise = random.Random(1).randbytes(300_000)
+        got: list[ReadOutcome] = []
+
+        async def fetch() -> None:
+            got.append(await client.fetch(rows, wait_s=10))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch)
+            await trio.sleep(1)
+            assert not got
+            assert await client.publish(rows, noise, ttl_ms=30_000) == Appended(tag=tag(noise))
+        assert got == [Content(octets=noise, tag=tag(noise))]
+        head = await wire.ask(Request("HEAD", PATH))
+        assert (head.status, head.body, head.headers["content-length"]) == (200, b"", "300000")
+        known = await wire.ask(Request("GET", PATH, headers={"if-none-match": tag(noise)}))
+        assert (known.status, known.body, "content-length" in known.headers) == (304, b"", False)
+        part = await wire.ask(Request("GET", PATH, headers={"range": "bytes=1-2"}))
+        assert (part.status, part.body, part.headers["content-length"]) == (206, noise[1:3], "2")
+        leased = await client.lease(MEMORY_BASE, [rows], 1000)
+        assert isinstance(leased, Leased)
+        assert leased.lease is not None
+        assert await client.release(leased.lease) == Done()
+        assert wire.failures == []
 
 
 async def test_many_wait_while_others_are_served() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from sdcpd.engine.spans import EngineInfo, Row, Span
+from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 from sdcpd.node.real_ports import OsRandomness, PassThread, SystemClock, ThreadedEngine, ThreadWorkers
 
 
@@ -124,6 +124,9 @@ class CountingEngine:
     def plan(self, spans: Sequence[Span]) -> list[Span]:
         self.planned_in.append(threading.get_ident())
         return list(spans)
+
+    def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
+        raise AssertionError("nothing is kept on a shelf here")
 
     def run(self, plan: list[Span]) -> list[tuple[Row, ...]]:
         self.ran_in.append(threading.get_ident())

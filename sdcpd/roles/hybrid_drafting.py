@@ -1,0 +1,66 @@
+"""Drafting with a lookup and a model: the lookup's draft where it is worth its verification, else the model's.
+
+The decision is taken for each draft, before anything is computed. With `min_score` it is a threshold on the estimated
+payoff (payoff.py), the rule of frequency-based hybrid decoding. Without, both are rated in tokens a second: the lookup's
+draft by its payoff and the time of a round over it, the model's by its acceptance so far, at its own best length, with
+the time that drafting takes. A weak model is then left for a fair lookup, and a lookup that promises two tokens does not
+displace a good model.
+
+The model is not run for drafts that come from the lookup; what it missed is run with its next draft.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sdcpd.drafting.payoff import Features, Payoff
+from sdcpd.drafting.settings import HybridSettings
+from sdcpd.drafting.source import MODEL, Draft, DraftSource
+from sdcpd.roles.drafting import DraftJob, Drafting, Order, look_up, shortened
+from sdcpd.roles.ports import Workers
+
+
+class HybridDrafting:
+    """Drafting with both. The lookup is called where it stands, the model runs its own loop."""
+
+    slow: Final = True
+
+    def __init__(
+        self, settings: HybridSettings, lookup: DraftSource, model: Drafting, payoff: Payoff, workers: Workers
+    ) -> None:
+        self._settings = settings
+        self._lookup = lookup
+        self._model = model
+        self._payoff = payoff
+        self._workers = workers
+
+    async def run(self) -> None:
+        await self._model.run()
+
+    async def open(self, session: bytes, context: Sequence[int], scope: bytes | None) -> None:
+        await self._workers.run(self._lookup.open, session, context, scope)
+        await self._model.open(session, context, scope)
+
+    def extend(self, session: bytes, committed: Sequence[int]) -> None:
+        self._lookup.extend(session, committed)
+        self._model.extend(session, committed)
+
+    def begin(self, order: Order) -> DraftJob:
+        job = DraftJob(order)
+        found = look_up(self._lookup, job)
+        if found.tokens:
+            draft = shortened(found, order.lengths.choose(found.matched, len(found.tokens)).m)
+            if self._pays(order, draft):
+                job.finish(draft)
+                return job
+        return self._model.begin(order)
+
+    def _pays(self, order: Order, draft: Draft) -> bool:
+        m = len(draft.tokens)
+        payoff = self._payoff.estimate(Features(matched=draft.matched, score=draft.score, length=m))
+        if self._settings.min_score is not None:
+            return payoff >= self._settings.min_score
+        return order.lengths.rate(draft.matched, m, 1.0 + payoff) > order.lengths.choose(MODEL, order.limit).tokens_per_s
+
+    def close(self, session: bytes) -> None:
+        self._lookup.close(session)
+        self._model.close(session)

@@ -369,4 +369,8 @@ def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
     yield Gauge("build_info", "What the model runs on.", 1, labels)
     used = (info.pages - engine.free_pages) / info.pages
     yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
+    for audit in verifier.snapshot().audits:
+        if audit.z is not None:
+            text = "Standard deviations between a drafter's tokens and the rows it shows; beyond 6 it is not honest."
+            yield Gauge("draft_audit_z", text, audit.z, (("drafter", audit.drafter),))
     yield Gauge("verifier_load_ratio", "The load that the verifier reports.", verifier.load() / 100)

@@ -19,6 +19,8 @@ ALARM_Z: Final = 6.0
 """Two in a billion for an honest drafter at one look; it is looked at after every proposal."""
 ROWS_REQUIRED: Final = 64
 """Before so many rows z is far from normal, and an honest drafter could meet the alarm."""
+VARIANCE_REQUIRED: Final = 1e-9
+"""A row of equal values has none but by rounding, and its rounding would count as proof."""
 ROWS_REMEMBERED: Final = 4096.0
 """Rows after which the past counts half."""
 
@@ -52,8 +54,8 @@ class DraftAudit:
         self._variance = 0.0
 
     def observe(self, row: Moments) -> None:
-        """One proposed token and its row. A row of equal values has no variance, and no say."""
-        if row.variance <= 0.0:
+        """One proposed token and its row."""
+        if row.variance < VARIANCE_REQUIRED:
             return
         self.rows += 1
         self._weight += 1.0

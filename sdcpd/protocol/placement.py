@@ -25,11 +25,11 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from sdcpd.protocol.cleanup import Cleanup
+from sdcpd.protocol.cleanup import Cleanup, CleanupLane
 from sdcpd.protocol.drafter_choice import DrafterChoice
 from sdcpd.protocol.encoding import encode_tokens
 from sdcpd.protocol.fleet import Fleet
-from sdcpd.protocol.messages import Assignment, Event, SessionOpen, SessionState
+from sdcpd.protocol.messages import Assignment, Event, Sampling, SessionState
 from sdcpd.protocol.naming_order import NamingOrder
 from sdcpd.protocol.output_copy import OutputCopy
 from sdcpd.protocol.output_reader import OutputReader
@@ -37,8 +37,6 @@ from sdcpd.protocol.placement_values import (
     FIRST_EPOCH,
     Accepted,
     Assign,
-    Close,
-    Drop,
     Ending,
     Lost,
     Moved,
@@ -50,10 +48,12 @@ from sdcpd.protocol.placement_values import (
     Publish,
     Read,
     Refused,
+    SetPolicy,
     passing,
     retry_after_s,
     words,
 )
+from sdcpd.protocol.policy_lane import PolicyLane
 from sdcpd.protocol.retry_lane import Lane, Outbox, Step
 from sdcpd.protocol.terms import Action, State
 
@@ -95,6 +95,7 @@ class Placement:
         self._main: Lane[Open | Name | Publish | Assign] = Lane(self._outbox)
         self._reader = OutputReader(plan, self.epoch, self._outbox)
         self._cleanup = Cleanup(plan, fleet, self._outbox)
+        self._policies = PolicyLane(plan, self._outbox)
         self._order = NamingOrder(plan.incarnation)
         self._choice = DrafterChoice(plan, fleet, patience.drafter_rest_s)
         self._state: SessionState | None = None  # last answer of the verifier
@@ -143,15 +144,7 @@ class Placement:
     def start(self, now: float) -> tuple[Step, ...]:
         """Send session-open (6.1). To this verifier only, whatever becomes of it (decision 30)."""
         assert self._outbox.calls == 0
-        message = SessionOpen(
-            session=self.plan.session,
-            epoch=self.epoch,
-            contract=self.plan.contract,
-            prompt=self.plan.prompt,
-            commit_log=self.plan.commit_log,
-            router=self.plan.router,
-        )
-        self._main.send(Open(verifier=self.plan.verifier, message=message), now)
+        self._main.send(Open(verifier=self.plan.verifier, message=self.plan.opening(self.epoch)), now)
         return self._outbox.take()
 
     def outcome(self, call: int, outcome: Outcome, now: float) -> tuple[Step, ...]:
@@ -160,6 +153,9 @@ class Placement:
             self._main_outcome(outcome, now)
         elif self._reader.lane.answers(call):
             self._read_outcome(outcome, now)
+        elif self._policies.lane.answers(call):
+            if self._policies.outcome(outcome, now):
+                self._policy_taken(now)
         elif self._cleanup.outcome(call, outcome, now) and self.ending is not None and not self._cleanup.closing:
             self._main.clear()  # a session-open still under way no longer matters
         return self._outbox.take()
@@ -175,6 +171,12 @@ class Placement:
             if not isinstance(event.round, UnsetType):
                 self.round = max(self.round, event.round)
             self._act_on(event, now)
+        return self._outbox.take()
+
+    def set_sampling(self, sampling: Sampling, now: float) -> tuple[Step, ...]:
+        """Another sampling profile from the next round boundary on that can be had (6.6)."""
+        if self.phase not in (Phase.ENDING, Phase.ENDED):
+            self._policies.change(sampling, self.round, now)
         return self._outbox.take()
 
     def cancel(self, now: float) -> tuple[Step, ...]:
@@ -229,6 +231,8 @@ class Placement:
     def _place(self, reason: str | None, now: float, avoid: str | None = None) -> None:
         """Choose who carries the session on and name it at the verifier. `reason` None: the first time."""
         self._main.clear()
+        if self._policies.holds_back(now):
+            return  # named as soon as the policy is taken
         self._output_due = None
         chosen = None
         if self._wants_drafter or not self._decodes_alone:
@@ -249,10 +253,20 @@ class Placement:
         if target is None:
             self.phase = Phase.SETTLED
             return
+        self._named_at = len(self.output)
+        self._name(target, now)
+
+    def _name(self, target: str, now: float) -> None:
         self.phase = Phase.NAMING
         self._order.next()
-        self._named_at = len(self.output)
         self._main.send(Name(verifier=self.plan.verifier, message=self._assignment(target)), now)
+
+    def _policy_taken(self, now: float) -> None:
+        """The verifier has the profile: name somebody if that waited for it, else tell the drafter (decision 51)."""
+        if self.phase is Phase.OPENING:
+            self._place(None, now)
+        elif self.drafter is not None and self.phase in (Phase.ASSIGNING, Phase.SETTLED):
+            self._name(self.drafter, now)
 
     def _name_outcome(self, outcome: Outcome, now: float) -> None:
         if isinstance(outcome, SessionState):
@@ -438,6 +452,7 @@ class Placement:
             self.round = max(self.round, ending.stats.rounds)  # rounds are consecutive from 1, and this counts them
         self._output_due = None
         self._reader.lane.clear()
+        self._policies.lane.clear()
         open_in_flight = opening and self._main.in_flight
         if not open_in_flight:
             self._main.clear()
@@ -471,6 +486,7 @@ class Placement:
             committed=state.committed,
             digest=state.digest,
             committed_tokens=self._tokens_ref(state) if published else UNSET,
+            sampling=self._policies.for_drafters(),
             m_init=self.plan.m_init,
             seq=self.seq,
         )
@@ -478,5 +494,5 @@ class Placement:
     def _tokens_ref(self, state: SessionState) -> str:
         return f"{self.plan.objects}{self.epoch}/{state.round}/tokens"
 
-    def _lanes(self) -> tuple[Lane[Open | Name | Publish | Assign] | Lane[Read] | Lane[Close] | Lane[Drop], ...]:
-        return (self._main, self._reader.lane, *self._cleanup.lanes())
+    def _lanes(self) -> tuple[Lane[Open | Name | Publish | Assign] | Lane[Read] | Lane[SetPolicy] | CleanupLane, ...]:
+        return (self._main, self._reader.lane, self._policies.lane, *self._cleanup.lanes())

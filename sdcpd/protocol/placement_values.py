@@ -6,9 +6,18 @@ call under the deadline it has for that kind and reports exactly one outcome, or
 
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from sdcpd.protocol.messages import Assignment, Contract, Output, SessionOpen, SessionState, SpeculationStats
+from sdcpd.protocol.messages import (
+    Assignment,
+    Contract,
+    Output,
+    Policy,
+    Sampling,
+    SessionOpen,
+    SessionState,
+    SpeculationStats,
+)
 from sdcpd.protocol.terms import Action
 
 FIRST_EPOCH: Final = 1
@@ -20,7 +29,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     `objects` is the base under which this session's objects are named, ending in `/` (cache part of the decisions).
     `incarnation` is the upper half of every `seq` (decision 111). `jitter` in [0.5, 1] stretches this session's
-    backoffs, so that sessions which failed together do not retry together.
+    backoffs, so that sessions which failed together do not retry together. `policy` is a profile that is for the
+    verifier alone, in force from round 1 (decision 18).
     """
 
     session: bytes
@@ -36,6 +46,18 @@ class Plan(Struct, frozen=True, kw_only=True):
     incarnation: Annotated[int, Meta(ge=0, lt=1 << 31)]
     speculation: bool
     jitter: float = 1.0
+    policy: Sampling | UnsetType = UNSET
+
+    def opening(self, epoch: int) -> SessionOpen:
+        """The session-open of 6.1."""
+        return SessionOpen(
+            session=self.session,
+            epoch=epoch,
+            contract=self.contract,
+            prompt=self.prompt,
+            commit_log=self.commit_log,
+            router=self.router,
+        )
 
 
 class Patience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +106,13 @@ class Name(Call, frozen=True, kw_only=True):
     message: Assignment
 
 
+class SetPolicy(Call, frozen=True, kw_only=True):
+    """POST sessions/{id}/policy at the verifier (6.6)."""
+
+    verifier: str
+    message: Policy
+
+
 class Publish(Call, frozen=True, kw_only=True):
     """Write a `committed_tokens` object (decision 25). An object that is already there is the same one: Accepted."""
 
@@ -120,7 +149,7 @@ class Close(Call, frozen=True, kw_only=True):
     session: bytes
 
 
-PlacementAction = Open | Name | Publish | Assign | Drop | Read | Close
+PlacementAction = Open | Name | SetPolicy | Publish | Assign | Drop | Read | Close
 
 
 class Accepted(Struct, frozen=True):
@@ -144,7 +173,7 @@ class Lost(Struct, frozen=True):
 
 
 Outcome = SessionState | Output | Accepted | Refused | Lost
-"""SessionState answers Open and Name, Output answers Read, Accepted the rest."""
+"""SessionState answers Open, Name and SetPolicy, Output answers Read, Accepted the rest."""
 
 
 class Ending(Struct, frozen=True, kw_only=True):

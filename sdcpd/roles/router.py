@@ -21,7 +21,7 @@ from msgspec import Struct, UnsetType
 from sdcpd.cache.refs import ObjectKind, log_reference, object_reference
 from sdcpd.protocol.fleet import Fleet, Instance, VerifierNeed
 from sdcpd.protocol.ladder import Ladder, contract_members, named
-from sdcpd.protocol.messages import Contract, Event, Status
+from sdcpd.protocol.messages import Contract, Event, Sampling, Status
 from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import Plan
 from sdcpd.protocol.problems import Forbidden, IllFormed, StaleEpoch, UnknownResource
@@ -37,6 +37,7 @@ from sdcpd.roles.generation import (
 from sdcpd.roles.ports import Peer, Ports
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
 from sdcpd.roles.router_views import RoutedSession, RouterSnapshot, describe_instance, describe_session
+from sdcpd.roles.sampling_terms import check_sampling, contract_sampling, rule_of, verifier_policy
 from sdcpd.roles.session_task import SessionTask
 
 log = structlog.get_logger(__name__)
@@ -181,10 +182,12 @@ class Router:
         if model is None:
             raise GenerationRefused("unknown_model", f"there is no model {request.model[:256]!r}", param="model")
         _check_tokens(request)
+        check_sampling(request)
         now = self._ports.clock.now()
-        verifiers = self._fleet.verifiers(_need(model), now) if self._nursery is not None else ()
+        verifiers = self._fleet.verifiers(_need(model, rule_of(request)), now) if self._nursery is not None else ()
         if not verifiers:
-            raise GenerationRefused("not_ready", f"no verifier serves {model.name} now", retry_after_s=1)
+            detail = f"no verifier serves {model.name} under acceptance rule {rule_of(request)} now"
+            raise GenerationRefused("not_ready", detail, retry_after_s=1)
         chosen, max_new = _first_fit(request, verifiers, self._settings.default_max_new_tokens)
         if len(self._sessions) >= self._settings.max_sessions:
             limit = self._settings.max_sessions
@@ -195,6 +198,14 @@ class Router:
         assert self._nursery is not None
         self._nursery.start_soon(self._keep, task)
         return task
+
+    def set_sampling(self, session: bytes, sampling: Sampling) -> None:
+        """Change the sampling profile of a running session from a round boundary on (6.6). It replaces the whole
+        profile but for a seed that it does not name. Raises UnknownResource."""
+        task = self._sessions.get(session)
+        if task is None:
+            raise UnknownResource("no such session at this router")
+        task.set_sampling(sampling)
 
     # For sdcpctl
 
@@ -290,7 +301,8 @@ class Router:
         contract = Contract(
             target=target,
             tokenizer=model.tokenizer,
-            rule=Rule.GREEDY,
+            rule=rule_of(request),
+            sampling=contract_sampling(request),
             m_max=members.m_max,
             max_new=max_new,
             stop=request.stop,
@@ -314,6 +326,7 @@ class Router:
             incarnation=self._incarnation,
             speculation=request.speculation,
             jitter=0.5 + self._jitter.uniform() / 2,
+            policy=verifier_policy(request),
         )
         placement = Placement(plan, self._fleet, self._settings.patience)
         return SessionTask(placement, model=model.name, ports=self._ports, settings=self._settings)
@@ -339,8 +352,8 @@ class _Block:
         self._task.leave()  # no-op when it has ended; nothing is awaited here, so a cancelled block leaves as well
 
 
-def _need(model: RoutedModel) -> VerifierNeed:
-    return VerifierNeed(tokenizer=model.tokenizer, target=model.target, rule=Rule.GREEDY)
+def _need(model: RoutedModel, rule: int = Rule.GREEDY) -> VerifierNeed:
+    return VerifierNeed(tokenizer=model.tokenizer, target=model.target, rule=rule)
 
 
 def _context(one: Instance) -> int | None:

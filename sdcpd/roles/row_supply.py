@@ -13,8 +13,8 @@ from sdcpd.cache.refs import parse_reference, require_scope
 from sdcpd.protocol.draft_audit import DraftAudit, Moments, moments
 from sdcpd.protocol.draft_rows import VALUE_BYTES, CheckedRow, check_rows, from_dense
 from sdcpd.protocol.messages import Proposal
-from sdcpd.protocol.problems import BadProposal, Problem, QUnavailable
-from sdcpd.roles.ports import Content, Ports
+from sdcpd.protocol.problems import BadProposal, Problem, QUnavailable, TooLarge
+from sdcpd.roles.ports import Content, Ports, StoreRefused
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.waits import within
 
@@ -76,6 +76,8 @@ class RowSupply:
             self._settings.rows_timeout_s,
             lambda: self._ports.objects.fetch(ref, ROWS_WAIT_S, limit_bytes=max(needed, ERRORS_BYTES)),
         )
+        if isinstance(content, StoreRefused) and content.status == TooLarge.status:
+            raise BadProposal(f"q_rows: longer than 4 * {len(proposal.tokens)} positions * {self._vocabulary} tokens")
         if not isinstance(content, Content):
             return QUnavailable("q_rows: the object could not be read")
         rows, seen = await self._ports.workers.run(_read, content.octets, proposal.tokens, self._vocabulary)

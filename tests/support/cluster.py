@@ -7,6 +7,7 @@ one of each role, with as many drafters as sources are given.
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -82,10 +83,17 @@ class Cluster:
             await trio.sleep(0.01)
 
     async def generate(
-        self, prompt: Sequence[int], max_new: int | None, *, stop: tuple[int, ...] = (), speculation: bool = True
+        self,
+        prompt: Sequence[int],
+        max_new: int | None,
+        *,
+        stop: tuple[int, ...] = (),
+        speculation: bool = True,
+        **sampling: Any,
     ) -> tuple[list[int], Output]:
+        """`sampling` holds members of GenerationRequest."""
         request = GenerationRequest(
-            model=MODEL, prompt=tuple(prompt), max_new=max_new, stop=stop, speculation=speculation
+            model=MODEL, prompt=tuple(prompt), max_new=max_new, stop=stop, speculation=speculation, **sampling
         )
         tokens: list[int] = []
         async with self.router.generation(request) as generation:

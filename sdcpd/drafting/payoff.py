@@ -1,8 +1,9 @@
 """What a looked-up draft is worth before it is verified: how many of its tokens will be accepted (hybrid decoding).
 
 A lookup is free to make and not free to verify: its round is one that a model's draft could have had. The hybrid
-(roles/hybrid_drafting.py) therefore asks an estimator first. This one is the rule-based baseline, frequency-based hybrid
-decoding: the score that suffix decoding itself gives. An estimator that learns from verdicts has the same two calls.
+(roles/hybrid_drafting.py) therefore asks an estimator first. This one is the rule-based baseline, frequency-based
+hybrid decoding: the score that suffix decoding itself gives. An estimator that learns from verdicts has the same two
+calls.
 """
 
 from typing import Protocol

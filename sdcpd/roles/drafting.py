@@ -93,8 +93,10 @@ class DraftJob:
         self._done.set()
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
-        self.cancelled = True
+        """It is not wanted any more; whoever still waits gets nothing. Without effect once it is finished."""
+        if not self.finished:
+            self.cancelled = True
+            self.finish(Draft(tokens=(), matched=0))
 
     async def result(self) -> Draft:
         if self._draft is None:
@@ -121,6 +123,9 @@ class Drafting(Protocol):
 
     def begin(self, order: Order) -> DraftJob:
         """Start drafting; any earlier job of the session is done or cancelled."""
+
+    def settled(self, draft: Draft, accepted: int) -> None:
+        """A draft had its verdict."""
 
     def close(self, session: bytes) -> None:
         """Forget the session; one that is not there is no error."""
@@ -149,6 +154,9 @@ class LookupDrafting:
         draft = look_up(self.source, job)
         job.finish(shortened(draft, order.lengths.choose(draft.matched, len(draft.tokens)).m if draft.tokens else 0))
         return job
+
+    def settled(self, draft: Draft, accepted: int) -> None:
+        """A lookup learns by the tokens alone."""
 
     def close(self, session: bytes) -> None:
         self.source.close(session)

@@ -1,10 +1,10 @@
 """Drafting with a lookup and a model: the lookup's draft where it is worth its verification, else the model's.
 
 The decision is taken for each draft, before anything is computed. With `min_score` it is a threshold on the estimated
-payoff (payoff.py), the rule of frequency-based hybrid decoding. Without, both are rated in tokens a second: the lookup's
-draft by its payoff and the time of a round over it, the model's by its acceptance so far, at its own best length, with
-the time that drafting takes. A weak model is then left for a fair lookup, and a lookup that promises two tokens does not
-displace a good model.
+payoff (payoff.py), the rule of frequency-based hybrid decoding. Without, both are rated in tokens a second: the
+lookup's draft by its payoff and the time of a round over it, the model's by its acceptance so far, at its own best
+length, with the time that drafting takes. A weak model is then left for a fair lookup, and a lookup that promises two
+tokens does not displace a good model.
 
 The model is not run for drafts that come from the lookup; what it missed is run with its next draft.
 """
@@ -15,7 +15,7 @@ from typing import Final
 from sdcpd.drafting.payoff import Features, Payoff
 from sdcpd.drafting.settings import HybridSettings
 from sdcpd.drafting.source import MODEL, Draft, DraftSource
-from sdcpd.roles.drafting import DraftJob, Drafting, Order, look_up, shortened
+from sdcpd.roles.drafting import Drafting, DraftJob, Order, look_up, shortened
 from sdcpd.roles.ports import Workers
 
 
@@ -54,13 +54,23 @@ class HybridDrafting:
                 return job
         return self._model.begin(order)
 
+    def settled(self, draft: Draft, accepted: int) -> None:
+        if draft.matched != MODEL:
+            self._payoff.observe(_features(draft), accepted)
+
     def _pays(self, order: Order, draft: Draft) -> bool:
         m = len(draft.tokens)
-        payoff = self._payoff.estimate(Features(matched=draft.matched, score=draft.score, length=m))
+        payoff = self._payoff.estimate(_features(draft))
         if self._settings.min_score is not None:
             return payoff >= self._settings.min_score
-        return order.lengths.rate(draft.matched, m, 1.0 + payoff) > order.lengths.choose(MODEL, order.limit).tokens_per_s
+        return (
+            order.lengths.rate(draft.matched, m, 1.0 + payoff) > order.lengths.choose(MODEL, order.limit).tokens_per_s
+        )
 
     def close(self, session: bytes) -> None:
         self._lookup.close(session)
         self._model.close(session)
+
+
+def _features(draft: Draft) -> Features:
+    return Features(matched=draft.matched, score=draft.score, length=len(draft.tokens))

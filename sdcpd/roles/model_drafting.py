@@ -73,7 +73,7 @@ class _Running:
 
 
 def _dropped(running: _Running) -> bool:
-    return running.job.cancelled or running.job.finished
+    return running.job.finished  # cancelled too
 
 
 class ModelDrafting:
@@ -108,20 +108,23 @@ class ModelDrafting:
             self._meters.count("draft_forwards_total")
             self._meters.observe("draft_forward_seconds", took_s)
             for one, span, rows in zip(running, spans, answers, strict=True):
-                if rows and not one.job.cancelled:
+                if rows and not one.job.finished:  # else it was given up meanwhile
                     if len(span.tokens) <= SHORT_TOKENS:  # a prompt says nothing of what a token costs
                         one.job.timed(took_s)
                     self._settle(one, rows[0])
 
     # What the role asks
 
-    async def open(self, session: bytes, context: Sequence[int], scope: bytes | None) -> None:  # noqa: ARG002
+    async def open(self, session: bytes, context: Sequence[int], scope: bytes | None) -> None:
         """Nothing is remembered for others, whatever the scope."""
         self.close(session)
         self._sequences[session] = _Sequence(context)
 
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self._sequences[session].extend(committed)
+
+    def settled(self, draft: Draft, accepted: int) -> None:
+        """Nothing is learned."""
 
     def close(self, session: bytes) -> None:
         sequence = self._sequences.pop(session, None)
@@ -138,7 +141,7 @@ class ModelDrafting:
         sequence = self._sequences[order.session]
         self._sequences.move_to_end(order.session)
         earlier = sequence.running
-        assert earlier is None or earlier.job.cancelled or earlier.job.finished, "one job a session"
+        assert earlier is None or earlier.job.finished, "one job a session"
         sequence.running = None
         room = self._engine.info.context_tokens - len(sequence.context) - len(order.assumed) - order.ahead
         limit = min(order.limit, room, self._settings.num_speculative_tokens)
@@ -208,8 +211,7 @@ class ModelDrafting:
     def _judge(self, running: _Running) -> Judge | None:
         """How the job's next token is chosen."""
         order, count = running.job.order, len(running.tokens)
-        if order.rule == Rule.REPLAYABLE_SAMPLING:
-            assert order.profile.seed is not None, "rule 65281 has a seed"
+        if order.rule == Rule.REPLAYABLE_SAMPLING and order.profile.seed is not None:
             return Drawn(profile=order.profile, uniforms=(replay_draw(order.profile.seed, order.place + count + 1),))
         if order.rule != Rule.SPECULATIVE_SAMPLING or (order.ahead and count == 0):
             return None

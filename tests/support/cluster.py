@@ -24,6 +24,7 @@ from sdcpd.protocol.messages import Output
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
+from sdcpd.roles.drafting import LookupDrafting
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.roles.ports import Engine, Peer, Ports, Workers
 from sdcpd.roles.router import Router
@@ -45,14 +46,14 @@ class OracleSource:
         self._continue = continue_
         self._contexts: dict[bytes, list[int]] = {}
 
-    def open(self, session: bytes, prompt: Sequence[int]) -> None:
+    def open(self, session: bytes, prompt: Sequence[int], scope: bytes | None = None) -> None:
         self._contexts[session] = list(prompt)
 
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self._contexts[session] += committed
 
-    def propose(self, session: bytes, limit: int) -> Draft:
-        tokens = self._continue(self._contexts[session], limit)
+    def propose(self, session: bytes, limit: int, assumed: Sequence[int] = ()) -> Draft:
+        tokens = self._continue([*self._contexts[session], *assumed], limit)
         return Draft(tokens=tuple(tokens[:limit]), matched=0)
 
     def close(self, session: bytes) -> None:
@@ -168,7 +169,7 @@ async def running_cluster(
             drafter if drafter is not None else DrafterSettings(),
             ports("drafter", uri),
             identity=identity,
-            source=source,
+            drafting=LookupDrafting(source, InlineWorkers()),
             routers=(uris["router"],),
             caches=(uris["cache"],),
             boot=bytes([number]) * 16,

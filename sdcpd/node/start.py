@@ -57,9 +57,8 @@ def run(config: Config, read_again: Callable[[], Config]) -> int:
         trio.run(_main, config, world, notifier, read_again, strict_exception_groups=True)
     except BaseException as error:
         code = _explain(error)
-    if (
-        thread.busy or draft_thread.busy
-    ):  # a model was still loading: its thread cannot be stopped, and the interpreter must not wait for it
+    if thread.busy or draft_thread.busy:
+        # A model was still loading: its thread cannot be stopped, and the interpreter must not wait for it.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -49,7 +49,7 @@ class HybridDrafting:
         found = look_up(self._lookup, job)
         if found.tokens:
             draft = shortened(found, order.lengths.choose(found.matched, len(found.tokens)).m)
-            if self._pays(order, draft):
+            if self._pays(order, found, draft):
                 job.finish(draft)
                 return job
         return self._model.begin(order)
@@ -58,11 +58,11 @@ class HybridDrafting:
         if draft.matched != MODEL:
             self._payoff.observe(_features(draft), accepted)
 
-    def _pays(self, order: Order, draft: Draft) -> bool:
-        m = len(draft.tokens)
-        payoff = self._payoff.estimate(_features(draft))
+    def _pays(self, order: Order, found: Draft, draft: Draft) -> bool:
+        """`draft` is what would be proposed of what was `found`."""
         if self._settings.min_score is not None:
-            return payoff >= self._settings.min_score
+            return self._payoff.estimate(_features(found)) >= self._settings.min_score
+        m, payoff = len(draft.tokens), self._payoff.estimate(_features(draft))
         return (
             order.lengths.rate(draft.matched, m, 1.0 + payoff) > order.lengths.choose(MODEL, order.limit).tokens_per_s
         )

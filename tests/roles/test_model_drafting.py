@@ -41,7 +41,7 @@ def engine_of(**options: Any) -> ToyEngine:
 
 
 def model_drafting(engine: ToyEngine, **settings: Any) -> ModelDrafting:
-    fixed = {"model": "toy", "num_speculative_tokens": M} | settings
+    fixed: dict[str, Any] = {"model": "toy", "num_speculative_tokens": M} | settings
     return ModelDrafting(DraftModelSettings(**fixed), engine, TrioClock(), CountingMeters(), SeededStream("drafts"))
 
 
@@ -121,14 +121,13 @@ async def test_identity_drafter_m_accepted_in_every_round(autojump_clock: MockCl
         plant = Planting(world, verifier, planted)
         await world.assign(message)
         await trio.lowlevel.checkpoint()
+        await idle(world)
         while not verifier.closed:
-            await idle(world)
-            if verifier.closed:
-                break
             verifier.decode_alone(7)
             again = of_state(verifier, seq=2 + plant.periods, committed_tokens=plant.publish(verifier))
             verifier.name(again)
             await world.assign(again)
+            await idle(world)
         assert verifier.tokens == TinyVerifier(verifier.contract, PROMPT, session=SESSION, vocabulary=SMALL).truth(
             len(verifier.tokens)
         )
@@ -167,7 +166,7 @@ class Planting:
                 assert len(sent.tokens) == M or full
             return verdict
 
-        verifier.answer = bent  # type: ignore[method-assign]  # a bent one
+        verifier.answer = bent  # type: ignore[method-assign, assignment]  # a bent one
 
     def publish(self, verifier: TinyVerifier) -> str:
         from sdcpd.protocol.encoding import encode_tokens

@@ -1,7 +1,7 @@
 """A whole cluster in one process: real roles, real encoding and dispatch, the real log store; a toy engine.
 
 The network is the loopback of edge/transport.py. Under trio's MockClock all of it runs in virtual time. A `Cluster` is
-one of each role, with as many drafters as sources are given.
+one of each role, with as many drafters as sources are given, and behind them those that draft otherwise.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,7 +24,7 @@ from sdcpd.protocol.messages import Output
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
-from sdcpd.roles.drafting import LookupDrafting
+from sdcpd.roles.drafting import Drafting, LookupDrafting
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.roles.ports import Engine, Peer, Ports, Workers
 from sdcpd.roles.router import Router
@@ -116,6 +116,7 @@ async def running_cluster(
     verifier: VerifierSettings | None = None,
     router: RouterSettings | None = None,
     drafter: DrafterSettings | None = None,
+    draftings: Sequence[Drafting] = (),
     workers: Workers | None = None,
 ) -> AsyncIterator[Cluster]:
     clock, randomness, meters = TrioClock(), SeededRandomness(), CountingMeters()
@@ -157,7 +158,7 @@ async def running_cluster(
         ladders={"test": ladder} if ladder is not None else {},
     )
     network.serve(uris["router"], router_dispatcher(cluster.router, meters).handle)
-    for number, source in enumerate(sources):
+    for number, drafting in enumerate([*(LookupDrafting(source, InlineWorkers()) for source in sources), *draftings]):
         uri = f"http://127.0.0.{number + 2}:8470/drafter/"
         identity = Identity(
             instance=uri,
@@ -169,17 +170,17 @@ async def running_cluster(
             drafter if drafter is not None else DrafterSettings(),
             ports("drafter", uri),
             identity=identity,
-            drafting=LookupDrafting(source, InlineWorkers()),
+            drafting=drafting,
             routers=(uris["router"],),
             caches=(uris["cache"],),
             boot=bytes([number]) * 16,
         )
         network.serve(uri, drafter_dispatcher(cluster.drafters[uri], meters).handle)
     async with trio.open_nursery() as nursery:
-        for role in (cluster.cache, cluster.router, cluster.verifier):
-            await nursery.start(role.run)
-        for uri, drafting in cluster.drafters.items():
-            cluster.scopes[uri] = await nursery.start(_run_scoped, drafting)
+        for part in (cluster.cache, cluster.router, cluster.verifier):
+            await nursery.start(part.run)
+        for uri, role in cluster.drafters.items():
+            cluster.scopes[uri] = await nursery.start(_run_scoped, role)
         await cluster.ready()
         yield cluster
         nursery.cancel_scope.cancel()

@@ -28,12 +28,18 @@ class PolicyLane:
         self.lane: Lane[SetPolicy] = Lane(outbox)
         self.wanted: Sampling | UnsetType = plan.policy
         self._first_due = plan.policy is not UNSET
+        self._refused = False
 
     def holds_back(self, now: float) -> bool:
         """Whether naming has to wait for the first policy; sends it."""
         if self._first_due and self.lane.action is None:
             self._send(1, now)
         return self._first_due
+
+    @property
+    def refused(self) -> bool:
+        """The verifier will not have the first policy, and nobody can be named."""
+        return self._refused
 
     def change(self, sampling: Sampling, round_: int, now: float) -> None:
         """Ask for another profile; `round_` is the last one known here. A seed that is not named is kept."""
@@ -66,7 +72,9 @@ class PolicyLane:
         elif isinstance(outcome, Refused) and outcome.status == 409 and outcome.state is not None:
             self._send(outcome.state.round + ROUNDS_AHEAD, now)
         else:
-            self.lane.clear()  # the session is over there, or was lost: other calls say so
+            self.lane.clear()
+            gone = isinstance(outcome, Refused) and outcome.status in (404, 410)  # other calls say so
+            self._refused = self._first_due and not gone
         return False
 
     def _send(self, from_round: int, now: float) -> None:

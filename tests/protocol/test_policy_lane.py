@@ -95,6 +95,14 @@ def test_a_newer_wish_follows_the_one_on_its_way() -> None:
     assert stand.lane.for_drafters() == HOT
 
 
+def test_a_first_policy_that_is_refused_for_good_is_told() -> None:
+    for status, refused in ((501, False), (400, True), (404, False), (410, False)):
+        stand = Stand(plan(policy=SECRET))
+        stand.lane.holds_back(0.0)
+        assert not stand.lane.outcome(Refused(status=status), 0.1)
+        assert stand.lane.refused == refused
+
+
 def test_a_refusal_for_good_ends_it() -> None:
     stand = Stand(plan())
     stand.lane.change(HOT, 0, 0.0)

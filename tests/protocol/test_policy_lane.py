@@ -64,6 +64,20 @@ def test_a_secret_seed_goes_first_and_to_the_verifier_alone() -> None:
     assert not stand.lane.holds_back(0.2)
 
 
+def test_another_verifier_is_told_before_anybody_is_named() -> None:
+    stand = Stand(plan())
+    stand.lane.reopened("https://w.example/verifier/", 7)
+    assert not stand.lane.holds_back(0.0)
+    stand.lane.change(HOT, 7, 0.0)
+    assert stand.lane.outcome(state(7), 0.1)
+    stand.sent()
+    stand.lane.reopened("https://x.example/verifier/", 12)
+    assert stand.lane.holds_back(1.0)
+    assert stand.lane.lane.action is not None
+    assert stand.lane.lane.action.verifier == "https://x.example/verifier/"
+    assert stand.sent() == [(13, HOT)]
+
+
 def test_too_late_is_tried_further_on() -> None:
     stand = Stand(plan())
     stand.lane.change(HOT, 4, 0.0)

@@ -87,6 +87,15 @@ def test_too_late_is_tried_further_on() -> None:
     assert stand.lane.outcome(state(10), 0.2)
 
 
+def test_another_seed_may_be_named() -> None:
+    stand = Stand(plan(policy=SECRET))
+    stand.lane.holds_back(0.0)
+    stand.lane.outcome(state(), 0.1)
+    stand.sent()
+    stand.lane.change(Sampling(seed=7), 3, 0.2)
+    assert stand.sent() == [(4, Sampling(seed=7))]
+
+
 def test_a_lost_answer_is_sent_again_unchanged() -> None:
     stand = Stand(plan())
     stand.lane.change(HOT, 0, 0.0)

@@ -77,7 +77,6 @@ def target_masses(logits: Tensor, profiles: Sequence[Profile]) -> tuple[Tensor, 
     # Temperature 0 is top-k 1: the argmax has all the mass there is, whatever it is divided by (decision 13).
     milli = [profile.temperature_milli or 1000 for profile in profiles]
     temperatures = torch.tensor(milli, dtype=torch.float64, device=device)[:, None] / 1000
-    masses = _masses(values, best, temperatures)
     kept = [
         1 if profile.temperature_milli == 0 else min(profile.top_k or vocabulary, vocabulary) for profile in profiles
     ]
@@ -87,17 +86,18 @@ def target_masses(logits: Tensor, profiles: Sequence[Profile]) -> tuple[Tensor, 
         if count < vocabulary or profile.top_p_milli < 1000
     ]
     if places:
-        at = torch.tensor(places, device=device)
+        at = slice(None) if len(places) == len(profiles) else torch.tensor(places, device=device)
+        rows = values[at]
         mask = _kept(
-            values[at],
+            rows,
             best[at],
             temperatures[at],
             torch.tensor([kept[place] for place in places], device=device)[:, None],
             torch.tensor([profiles[place].top_p_milli for place in places], device=device)[:, None],
             max(kept[place] for place in places),
         )
-        masses[at] = masses[at].where(mask, 0)
-    return masses, finite[:, 0]
+        values[at] = rows.where(mask, -math.inf)  # ours to write: `where` above made them
+    return _masses(values, best, temperatures), finite[:, 0]
 
 
 def _masses(values: Tensor, best: Tensor, temperatures: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ class ThreadedEngine:
     def __init__(self, engine: LoadedEngine[P], thread: PassThread) -> None:
         self._engine = engine
         self._thread = thread
-        self._run = partial(_plan_and_run, engine, thread)
+        self._plan = partial(_planned, engine)
         self._turn = trio.Lock()
 
     @property
@@ -167,9 +167,13 @@ class ThreadedEngine:
         return self._engine.reserve(sequence, length)
 
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
-        """One pass. A caller cancelled in the middle waits for its end, so that no pass outlives who planned it."""
+        """One pass. A caller cancelled in the middle waits for its end, so that no pass outlives who planned it.
+
+        Planned before anything is waited for: while a turn is waited for, a session may end and close its sequence.
+        """
+        run = self._plan(spans)
         async with self._turn:
-            return await self._run(spans)
+            return await self._thread.run(run)
 
     async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
         """Judge what a pass left on a shelf; between passes, in their thread."""
@@ -177,5 +181,5 @@ class ThreadedEngine:
             return await self._thread.run(partial(self._engine.judge, shelf, tokens, weighed))
 
 
-async def _plan_and_run(engine: LoadedEngine[P], thread: PassThread, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
-    return await thread.run(partial(engine.run, engine.plan(spans)))
+def _planned(engine: LoadedEngine[P], spans: Sequence[Span]) -> Callable[[], list[tuple[Row, ...]]]:
+    return partial(engine.run, engine.plan(spans))

@@ -12,7 +12,9 @@ This is the reference, on lists. engine/target_rows.py does the same on tensors.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
@@ -80,13 +82,8 @@ def _up_to(order: list[int], masses: Sequence[int], top_p_milli: int) -> list[in
     """Top-p over what top-k left: up to and including the token that reaches the threshold (decision 16)."""
     if top_p_milli >= 1000:
         return order
-    total = sum(masses[token] for token in order)
-    reached = 0
-    for place, token in enumerate(order):
-        reached += masses[token]
-        if 1000 * reached >= top_p_milli * total:
-            return order[: place + 1]
-    raise AssertionError("the whole row reaches any threshold")
+    cumulative = list(accumulate(1000 * masses[token] for token in order))
+    return order[: bisect_left(cumulative, top_p_milli * (cumulative[-1] // 1000)) + 1]
 
 
 def draw(masses: Sequence[int], u: float) -> int:
@@ -95,12 +92,7 @@ def draw(masses: Sequence[int], u: float) -> int:
     `u` in [0, 1). A token without mass is never drawn; where rounding carries `u` times the total up to the total, the
     last token with mass is.
     """
-    total = sum(masses)
+    cumulative = list(accumulate(masses))
+    total = cumulative[-1]
     assert total > 0, "a row without mass has no token"
-    target = min(int(u * float(total)), total - 1)
-    reached = 0
-    for token, mass in enumerate(masses):
-        reached += mass
-        if reached > target:
-            return token
-    raise AssertionError("the cumulative mass ends at the total")
+    return bisect_right(cumulative, min(int(u * float(total)), total - 1))

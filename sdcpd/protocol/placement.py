@@ -156,6 +156,8 @@ class Placement:
         elif self._policies.lane.answers(call):
             if self._policies.outcome(outcome, now):
                 self._policy_taken(now)
+            elif self._policies.refused:
+                self._fail("policy_refused", words(outcome), now)
         elif self._cleanup.outcome(call, outcome, now) and self.ending is not None and not self._cleanup.closing:
             self._main.clear()  # a session-open still under way no longer matters
         return self._outbox.take()
@@ -232,7 +234,8 @@ class Placement:
         """Choose who carries the session on and name it at the verifier. `reason` None: the first time."""
         self._main.clear()
         if self._policies.holds_back(now):
-            return  # named as soon as the policy is taken
+            self.phase = Phase.NAMING  # as soon as the policy is taken
+            return
         self._output_due = None
         chosen = None
         if self._wants_drafter or not self._decodes_alone:
@@ -263,7 +266,7 @@ class Placement:
 
     def _policy_taken(self, now: float) -> None:
         """The verifier has the profile: name somebody if that waited for it, else tell the drafter (decision 51)."""
-        if self.phase is Phase.OPENING:
+        if self.phase is Phase.NAMING and self._main.action is None:
             self._place(None, now)
         elif self.drafter is not None and self.phase in (Phase.ASSIGNING, Phase.SETTLED):
             self._name(self.drafter, now)
@@ -304,7 +307,7 @@ class Placement:
         else:
             self.phase = Phase.PUBLISHING
             octets = encode_tokens(self.output.tokens(0, state.committed))
-            self._main.send(Publish(ref=self._tokens_ref(state), octets=octets), now)
+            self._main.send(Publish(ref=self.plan.tokens_ref(self.epoch, state.round), octets=octets), now)
 
     def _publish_outcome(self, outcome: Outcome, now: float) -> None:
         if isinstance(outcome, Accepted):
@@ -485,14 +488,11 @@ class Placement:
             round=state.round,
             committed=state.committed,
             digest=state.digest,
-            committed_tokens=self._tokens_ref(state) if published else UNSET,
+            committed_tokens=self.plan.tokens_ref(self.epoch, state.round) if published else UNSET,
             sampling=self._policies.for_drafters(),
             m_init=self.plan.m_init,
             seq=self.seq,
         )
-
-    def _tokens_ref(self, state: SessionState) -> str:
-        return f"{self.plan.objects}{self.epoch}/{state.round}/tokens"
 
     def _lanes(self) -> tuple[Lane[Open | Name | Publish | Assign] | Lane[Read] | Lane[SetPolicy] | CleanupLane, ...]:
         return (self._main, self._reader.lane, self._policies.lane, *self._cleanup.lanes())

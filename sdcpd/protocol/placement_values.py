@@ -48,6 +48,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     jitter: float = 1.0
     policy: Sampling | UnsetType = UNSET
 
+    def tokens_ref(self, epoch: int, round_: int) -> str:
+        """cache-ref of the tokens committed up to a round."""
+        return f"{self.objects}{epoch}/{round_}/tokens"
+
     def opening(self, epoch: int) -> SessionOpen:
         """The session-open of 6.1."""
         return SessionOpen(

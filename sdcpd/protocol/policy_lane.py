@@ -28,12 +28,28 @@ class PolicyLane:
         self.lane: Lane[SetPolicy] = Lane(outbox)
         self.wanted: Sampling | UnsetType = plan.policy
         self._first_due = plan.policy is not UNSET
+        self._first_round = 1
+        self._verifier = plan.verifier
+        self._refused = False
 
     def holds_back(self, now: float) -> bool:
         """Whether naming has to wait for the first policy; sends it."""
         if self._first_due and self.lane.action is None:
-            self._send(1, now)
+            self._send(self._first_round, now)
         return self._first_due
+
+    def reopened(self, verifier: str, round_: int) -> None:
+        """Another verifier took the session over after `round_`: it is told the profile before anybody is named (92).
+        Call it before the next naming."""
+        self.lane.clear()
+        self._verifier = verifier
+        self._first_round = round_ + 1
+        self._first_due = self.wanted is not UNSET
+
+    @property
+    def refused(self) -> bool:
+        """The verifier will not have the first policy, and nobody can be named."""
+        return self._refused
 
     def change(self, sampling: Sampling, round_: int, now: float) -> None:
         """Ask for another profile; `round_` is the last one known here. A seed that is not named is kept."""
@@ -66,13 +82,15 @@ class PolicyLane:
         elif isinstance(outcome, Refused) and outcome.status == 409 and outcome.state is not None:
             self._send(outcome.state.round + ROUNDS_AHEAD, now)
         else:
-            self.lane.clear()  # the session is over there, or was lost: other calls say so
+            self.lane.clear()
+            gone = isinstance(outcome, Refused) and outcome.status in (404, 410)  # other calls say so
+            self._refused = self._first_due and not gone
         return False
 
     def _send(self, from_round: int, now: float) -> None:
         assert self.wanted is not UNSET
         message = Policy(session=self._plan.session, from_round=from_round, sampling=self.wanted)
-        self.lane.send(SetPolicy(verifier=self._plan.verifier, message=message), now)
+        self.lane.send(SetPolicy(verifier=self._verifier, message=message), now)
 
     def _seed(self) -> int | UnsetType:
         if self.wanted is not UNSET:

@@ -6,10 +6,12 @@ too late, unless it repeats, member by member, the one that was applied there.
 """
 
 from bisect import bisect_right, insort
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import UNSET, UnsetType
 
+from sdcpd.protocol.commit_log import CommitRecord
 from sdcpd.protocol.distributions import Profile, profile_of
 from sdcpd.protocol.messages import Contract, Policy, Sampling, SessionState
 from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded
@@ -26,6 +28,14 @@ class Profiles:
         self._rule = contract.rule
         self._rounds = [0]  # sorted
         self._profiles = {0: profile_of(contract.sampling)}
+
+    def take_over(self, commits: Sequence[CommitRecord]) -> None:
+        """Start from what other verifiers committed (6.9): the profiles that their records name."""
+        for commit in commits:
+            if commit.ctl is not UNSET and commit.ctl.sampling is not UNSET:
+                insort(self._rounds, commit.round)
+                self._profiles[commit.round] = profile_of(commit.ctl.sampling)
+        self._forget(len(self._rounds))
 
     def in_force(self, round_: int) -> Profile:
         """The profile of a round that is not yet decided."""
@@ -61,7 +71,10 @@ class Profiles:
         pending = len(self._rounds) - bisect_right(self._rounds, current)
         if pending >= POLICIES_LIMIT:
             raise Overloaded(f"{pending} policies are pending already", retry_after_s=1)
-        applied = self._rounds[: len(self._rounds) - pending]
-        for round_ in applied[:-POLICIES_LIMIT]:
+        self._forget(len(self._rounds) - pending)
+
+    def _forget(self, applied: int) -> None:
+        """Of the profiles applied so far only the latest are kept."""
+        for round_ in self._rounds[:applied][:-POLICIES_LIMIT]:
             self._rounds.remove(round_)
             del self._profiles[round_]

@@ -18,7 +18,7 @@ class SessionLimits(Struct, frozen=True, kw_only=True):
     switch_repeat_s: float = 5.0
     waiting_limit_s: float = 60.0
     refusals_limit: int = 3
-    round_row_bytes: int = 64 << 20  # dense draft rows of one proposal that are worth fetching (decision 99)
+    round_row_bytes: int = 16 << 20  # dense draft rows of one proposal that are worth fetching (decision 99)
     output_page_tokens: int = 4096  # decision 39
     appends_ahead: int = 2  # self-decoded tokens computed before the first of them is durable (decision 81)
 

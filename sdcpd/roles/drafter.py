@@ -245,6 +245,7 @@ class Drafter:
         if machine.contract.rule != Rule.SPECULATIVE_SAMPLING:
             return machine.propose(tokens, self.status())
         held.out.rows = tuple(map(one_hot, draft.tokens)) if draft.rows is None else draft.rows
+        assert len(held.out.rows) == len(draft.tokens), "a source that samples shows a row for each token"
         q_rows = self._shelf.name(machine)
         return machine.propose(tokens, self.status(), rows=held.out.rows, q_rows=q_rows)
 

@@ -37,8 +37,9 @@ class VerifierSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     append_retry_s: Annotated[float, Meta(gt=0)] = 0.5
     rows_timeout_s: Annotated[float, Meta(gt=0)] = 2.0
     """For fetching the draft rows of one proposal under rule 2; after it they count as unavailable (decision 53)."""
-    round_row_bytes: Annotated[int, Meta(ge=4 << 20)] = 64 << 20
-    """Dense draft rows of one proposal that will be fetched, 4 octets times M times the vocabulary (decision 99)."""
+    round_row_bytes: Annotated[int, Meta(ge=4 << 20)] = 16 << 20
+    """Dense draft rows of one proposal that will be fetched, 4 octets times M times the vocabulary (decision 99). As
+    much as a cache takes for one object; a longer proposal is answered with the M that fits."""
     drafter_row_bytes: Annotated[int, Meta(ge=4 << 20)] = 256 << 20
     """Dense draft rows of one drafter that are under way at once (decision 99)."""
     near_tie_margin: Annotated[float, Meta(ge=0)] = 0.05

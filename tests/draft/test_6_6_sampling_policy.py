@@ -138,6 +138,16 @@ def test_the_contract_stays() -> None:
     assert machine.state is State.DRAFTING
 
 
+def test_a_takeover_goes_on_under_the_profile_of_the_log() -> None:
+    machine = session()
+    machine.policy(policy(2))
+    records = [settle(machine, begin(machine)) for _ in range(3)]
+    taken = Profiles(SAMPLED)
+    taken.take_over(records)
+    assert taken.in_force(4) == profile_of(HOT)
+    assert taken.changed_with(4) is UNSET
+
+
 def test_pending_policies_are_bounded() -> None:
     profiles, state = Profiles(contract()), session().session_state()
     for round_ in range(1, POLICIES_LIMIT + 1):

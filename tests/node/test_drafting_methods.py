@@ -125,7 +125,7 @@ async def test_a_perturbed_copy_at_a_chosen_acceptance_costs_speed_only(
     prompts = some_prompts(4)
     truth = {prompt: await tiny.plain_greedy(prompt, 80, ()) for prompt in prompts}
     texts = [(*prompt, *output) for prompt, output in truth.items()]
-    low, high = 0.0, 1.0
+    low, high, found = 0.0, 1.0, 1.0
     for step in range(7):
         scale = (low + high) / 2
         copy = loaded(make_perturbed(tmp_path / f"copy{step}", tiny.folder, scale))

@@ -136,6 +136,19 @@ class CountingEngine:
         return [(Row(token=span.tokens[-1], margin=1.0, finite=True),) for span in plan]
 
 
+async def test_a_pass_is_planned_before_anything_is_waited_for() -> None:
+    """A sequence that is closed as soon as its pass was asked for has been planned: no pass meets a closed one."""
+    inner = CountingEngine()
+    engine = ThreadedEngine(inner, PassThread("passes"))
+    call = engine.run_pass([Span(sequence=7, tokens=(1,), start=0, rows=1)])
+    try:
+        call.send(None)  # up to the first thing it waits for
+        assert len(inner.planned_in) == 1
+        assert inner.ran_in == []
+    finally:
+        call.close()
+
+
 async def test_the_engine_plans_here_and_runs_there_one_pass_at_a_time() -> None:
     inner = CountingEngine()
     engine = ThreadedEngine(inner, PassThread("passes"))

@@ -21,7 +21,7 @@ from sdcpd.protocol.problems import (
     StaleBase,
 )
 from sdcpd.protocol.terms import Action
-from sdcpd.roles.ports import ReadOutcome
+from sdcpd.roles.ports import ReadOutcome, StoreRefused
 from tests.roles.test_verifier import DRAFTER_PEER, ROUTER_PEER, Stand, next_proposal, running
 from tests.support.messages import CACHE, SESSION, contract
 from tests.support.toy_engine import VOCABULARY, greedy, next_token
@@ -205,6 +205,44 @@ async def test_no_answer_in_time_is_unavailable(autojump_clock: MockClock, monke
         with pytest.raises(QUnavailable):
             await stand.verifier.propose(DRAFTER_PEER, sampled(state, GOOD))
         assert trio.current_time() - began == pytest.approx(0.3, abs=0.05)
+
+
+@pytest.mark.parametrize(("status", "problem"), [(413, BadProposal), (403, QUnavailable), (503, QUnavailable)])
+async def test_what_the_cache_refuses(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, status: int, problem: type[Problem]
+) -> None:
+    """An object longer than the rows can be is of a wrong length; all else is not to be had (53)."""
+    async with running() as stand:
+        state = await start(stand)
+
+        async def refused(*arguments: object, **named: object) -> ReadOutcome:
+            return StoreRefused(status=status, detail="as told")
+
+        monkeypatch.setattr(stand.logs, "fetch", refused)
+        with pytest.raises(problem):
+            await stand.verifier.propose(DRAFTER_PEER, sampled(state, GOOD))
+
+
+async def test_a_drafter_has_a_budget_of_rows(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decision 99: what one drafter has under way over all its sessions."""
+    monkeypatch.setattr("sdcpd.roles.row_supply.VALUE_BYTES", 1 << 20)  # rows of 50 MiB
+    async with running(drafter_row_bytes=60 << 20) as stand:
+        others = (SESSION, b"o" * 16)
+        states = [await stand.open(COLD, session) for session in others]
+        for session in others:
+            await stand.draft(COLD, session)
+        SlowRows(stand, monkeypatch, 0.5)
+        put(stand, [one_hot(GOOD[0])])
+        async with trio.open_nursery() as nursery:
+
+            async def first() -> None:
+                assert (await stand.verifier.propose(DRAFTER_PEER, sampled(states[0], GOOD))).accepted == 1
+
+            nursery.start_soon(first)
+            await trio.sleep(0.1)
+            with pytest.raises(QUnavailable, match="too many"):
+                await stand.verifier.propose(DRAFTER_PEER, sampled(states[1], GOOD))
+        assert (await stand.verifier.propose(DRAFTER_PEER, sampled(states[1], GOOD))).accepted == 1
 
 
 async def test_more_rows_than_are_fetched_is_a_limit(

@@ -21,7 +21,7 @@ from sdcpd.edge.transport import Request, Response
 from sdcpd.protocol.commit_log import CommitRecord, Control, read_records, write_record
 from sdcpd.protocol.distributions import Profile, draw, target_masses
 from sdcpd.protocol.draft_rows import DraftRow, ids_of, row_of, values_of
-from sdcpd.protocol.draws import replay_draw
+from sdcpd.protocol.draws import Purpose, replay_draw, seeded_draw
 from sdcpd.protocol.encoding import decode, encode
 from sdcpd.protocol.messages import Assignment, Proposal, Sampling
 from sdcpd.protocol.terms import Action
@@ -240,6 +240,42 @@ async def test_a_seeded_rule_2_keeps_its_seed_from_drafters(
             assert message.contract.sampling is not UNSET
             assert message.contract.sampling.seed is UNSET
             assert message.sampling == Sampling(temperature_milli=900, top_k=0, top_p_milli=1000)
+
+
+async def test_self_decoded_rounds_draw_at_position_one(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Decision 69: "A self-decoded round is M = 0: i = 1, purpose 1"."""
+    profile = Profile(temperature_milli=900)
+    request = GenerationRequest(
+        model=MODEL, prompt=PROMPT, max_new=12, stop=(), temperature_milli=900, seed=42, rule=2, speculation=False
+    )
+    tokens: list[int] = []
+    async with running_cluster(tmp_path, [lookup()]) as cluster:
+        async with cluster.router.generation(request) as generation:
+            async for page in generation.pages():
+                tokens += page.tokens
+                if page.final:
+                    break
+            session = generation.session
+    context = list(PROMPT)
+    for round_, token in enumerate(tokens, 1):
+        u = seeded_draw(42, session, round_, 1, Purpose.ADDITIONAL)
+        assert token == draw(target_masses(next_logits(context), profile), u)
+        context.append(token)
+    assert len(tokens) == 12
+
+
+@pytest.mark.parametrize("left_after_s", [0.0, 0.002, 0.01, 0.1])
+async def test_a_client_that_leaves_early_leaves_nothing(
+    tmp_path: Path, autojump_clock: MockClock, left_after_s: float
+) -> None:
+    """Also while naming still waits for the first policy."""
+    request = GenerationRequest(model=MODEL, prompt=PROMPT, max_new=50, stop=(), temperature_milli=900, seed=42, rule=2)
+    async with running_cluster(tmp_path, [lookup()]) as cluster:
+        async with cluster.router.generation(request):
+            await trio.sleep(left_after_s)
+        await trio.sleep(5)
+        assert cluster.engine.free_pages == cluster.engine.info.pages
+        assert cluster.router.snapshot().in_care == 0
 
 
 # Policies (6.6)

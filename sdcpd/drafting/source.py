@@ -1,8 +1,9 @@
 """What drafts: the interface between the drafter role and whatever it lets guess.
 
 A source keeps one context a session (the prompt and the committed output) and continues it on demand. It never sees
-rejected tokens: they were its own guesses, and a guess leaves no trace in a source. It blocks, and it is called from
-one task at a time for a session; a slow source (a model) is run through the Workers port by the role.
+rejected tokens: they were its own guesses, and a guess leaves no trace in a source. It blocks, for microseconds; only
+`open` is run by a worker. A model is no source of this kind: its passes are shared and awaited, which is the roles'
+business (roles/model_drafting.py). It answers with the same `Draft`.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,8 @@
 A session's life here:
 1. `assign` judges an assignment, fetches what it refers to, and hands it to the session's machine
    (protocol/draft_session.py). A first one starts the session's task.
-2. The task brings the draft source to the committed prefix, lets it draft, chooses M, and sends the proposal.
+2. The task brings the draft source to the committed prefix, takes a draft from it, and sends the proposal (drafted.py).
+   While it is out, the next one may be drafted ahead (ahead.py).
 3. What comes back goes to the machine, which says: next round, send the same again, or stop. Between repetitions the
    task waits, longer each time.
 4. A later assignment meets the machine, not the task. The task's call or wait is cut short when the machine forgot the
@@ -11,7 +12,8 @@ A session's life here:
 5. At its end the task forgets the session. A session that still counts on this drafter is named in the status as
    declined, and the routers hear of it at once (decision 102).
 
-The draft source runs inline: prompt lookup takes microseconds. Only opening a context is given to a worker.
+How drafts are made is behind drafting.py: a lookup takes microseconds and is called where it stands, a model runs in a
+loop of its own.
 """
 
 from collections import OrderedDict

@@ -6,6 +6,7 @@ token, the guess of what the verifier will add, is known before the rest.
 """
 
 from collections.abc import Sequence
+from statistics import median_low
 from typing import Final, Protocol
 
 import trio
@@ -60,7 +61,7 @@ class Order(Struct, frozen=True):
 class DraftJob:
     """An order being carried out. `guess` is there as soon as it is known.
 
-    `drafted` counts tokens computed so far, the guess included; `token_s` is what one of them took, None for a lookup.
+    `drafted` counts tokens computed so far, the guess included.
     """
 
     def __init__(self, order: Order) -> None:
@@ -68,19 +69,18 @@ class DraftJob:
         self.guess: int | None = None
         self.drafted = 0
         self.cancelled = False
-        self._seconds = 0.0
-        self._timed = 0
+        self._times: list[float] = []
         self._draft: Draft | None = None
         self._done = trio.Event()
 
     @property
     def token_s(self) -> float | None:
-        return self._seconds / self._timed if self._timed else None
+        """What a token took, None for a lookup. The median: a pass that waited for somebody else's says little."""
+        return median_low(self._times) if self._times else None
 
     def timed(self, seconds: float) -> None:
         """One token took so long."""
-        self._seconds += seconds
-        self._timed += 1
+        self._times.append(seconds)
 
     @property
     def finished(self) -> bool:

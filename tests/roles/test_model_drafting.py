@@ -4,6 +4,7 @@ The draft model is the target itself, so every draft must be accepted whole. Wha
 rewind or the batch shows as a token that is not.
 """
 
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -366,3 +367,48 @@ async def test_what_a_token_takes_is_measured_without_the_prompt(autojump_clock:
         job = drafting.begin(order())
         await job.result()
         assert job.token_s == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_happens_to_a_session_its_drafts_are_right(autojump_clock: MockClock, seed: int) -> None:
+    """Sessions beside each other in a pool too small for all: verdicts of any kind, jobs given up at any moment, drafts
+    ahead that fit and that do not, contexts opened anew. The twin is greedy decoding of the whole context."""
+    chance = random.Random(seed)
+    engine = engine_of(pages=10, page_tokens=8, context_tokens=64)
+    right = 0
+
+    async def live(session: bytes, drafting: ModelDrafting) -> None:
+        nonlocal right
+        context = [chance.randrange(3, 40) for _ in range(chance.randrange(1, 20))]
+        await drafting.open(session, context, None)
+        while len(context) < 50:
+            assumed = tuple(greedy(context, chance.randrange(1, 4))) if chance.random() < 0.3 else ()
+            if assumed and chance.random() < 0.3:
+                assumed = (*assumed[:-1], 3)
+            job = drafting.begin(order(session, assumed=assumed, ahead=bool(assumed), limit=chance.randrange(1, 6)))
+            if chance.random() < 0.3:
+                await trio.sleep(chance.choice((0, 0.004, 0.01, 0.025)))
+                job.cancel()
+            draft = await job.result()
+            whole = [*context, *assumed]
+            truth = greedy(whole, 1 + len(draft.tokens))
+            if draft.tokens:
+                right += 1
+                assert list(draft.tokens) == truth[bool(assumed) :][: len(draft.tokens)]
+            if job.guess is not None and not job.cancelled:
+                assert job.guess == truth[0]
+            if chance.random() < 0.1 and len(context) > 1:
+                del context[-chance.randrange(1, len(context)) :]
+                await drafting.open(session, context, None)
+            else:
+                new = [*draft.tokens[: chance.randrange(len(draft.tokens) + 1)], chance.randrange(3, 40)]
+                context += new
+                drafting.extend(session, new)
+        drafting.close(session)
+
+    async with drafting_alone(engine, max_batch_tokens=24, prefill_chunk_tokens=16) as drafting:
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(live, bytes([number]) * 16, drafting)
+        assert engine.free_pages == engine.info.pages
+    assert right > 50

@@ -48,7 +48,10 @@ PRIOR_TRIALS = 2.0
 MODEL_PRIOR = 0.75
 """Where a model's alpha starts: about what small models of a family reach on chat."""
 POSITION_TRIALS = 8.0
-"""Weight of its class in the alpha of a position."""
+"""Weight of its class in the alpha of a model's position."""
+COPY_POSITION_TRIALS = 32.0
+"""The same for copies, whose length of match says most of it: 8 cost 1 % of the tokens a second in the replay that
+suffix_source.py tells of."""
 SLOPE_PRIOR = 64.0
 """Weight of the assumed slope against the decayed scatter of M (tokens squared): half a session of M = 1 and 17."""
 RESIDUALS_KEPT = 3.0
@@ -119,8 +122,9 @@ class Acceptance:
     def by_position(self, matched: int) -> Callable[[int], float]:
         """Of each position i >= 1 of a draft of this class."""
         at, whole = match_class(matched), self.alpha(matched)
+        weight = POSITION_TRIALS if matched == MODEL else COPY_POSITION_TRIALS
         alphas = [
-            (successes + POSITION_TRIALS * whole) / (trials + POSITION_TRIALS)
+            (successes + weight * whole) / (trials + weight)
             for successes, trials in zip(self._successes[at], self._trials[at], strict=True)
         ]
         return lambda position: alphas[min(position, POSITIONS) - 1]

@@ -12,16 +12,19 @@ for each length of match how far it carries. Replaying 48 greedy answers of Smol
 remembered from one to the next, a further row costing 2 % of a pass), tokens in the time of a plain pass:
 
     | | chat | code | edit | qa | structured | all |
-    | prompt lookup | 1.61 | 2.80 | 2.89 | 2.73 | 1.91 | 2.26 |
+    | prompt lookup | 1.61 | 2.80 | 2.90 | 2.76 | 1.91 | 2.26 |
     | factor 1 | 1.55 | 2.73 | 2.69 | 2.66 | 1.85 | 2.17 |
-    | factor 2 | 1.62 | 2.91 | 2.87 | 2.83 | 1.97 | 2.30 |
-    | factor 4 | 1.63 | 2.96 | 2.95 | 2.80 | 1.97 | 2.32 |
+    | factor 2 | 1.62 | 2.91 | 2.87 | 2.83 | 1.97 | 2.29 |
+    | factor 4 | 1.62 | 2.95 | 2.95 | 2.80 | 1.97 | 2.31 |
     | without bound | 1.62 | 2.93 | 2.96 | 2.84 | 1.97 | 2.32 |
 
 A depth of 12 instead of 24 gave the same; a floor of 0.3 instead of 0.1 helped answers from passages and nothing else.
 
 What is remembered of a session is its output, when it ends, for sessions of the same scope only (draft 4.1): one trie a
 scope, the oldest outputs going first when all together exceed their bounds. Prompts are never remembered.
+
+Cost, on one busy Zen 4 core in a context of 2,000 tokens: 8 microseconds to add a token (a copy 40, new text 2), 18 for a
+draft, 26 with 40 remembered outputs; memory up to 0.9 KiB a token.
 
 Without any match there is one cheap guess, the last token again (decision 102).
 """

@@ -23,8 +23,8 @@ A depth of 12 instead of 24 gave the same; a floor of 0.3 instead of 0.1 helped 
 What is remembered of a session is its output, when it ends, for sessions of the same scope only (draft 4.1): one trie a
 scope, the oldest outputs going first when all together exceed their bounds. Prompts are never remembered.
 
-Cost, on one busy Zen 4 core in a context of 2,000 tokens: 8 microseconds to add a token (a copy 40, new text 2), 18 for a
-draft, 26 with 40 remembered outputs; memory up to 0.9 KiB a token.
+Cost, on one busy Zen 4 core in a context of 2,000 tokens: 8 microseconds to add a token (a copy 40, new text 2), 18 for
+a draft, 26 with 40 remembered outputs; memory up to 0.9 KiB a token.
 
 Without any match there is one cheap guess, the last token again (decision 102).
 """

@@ -61,14 +61,15 @@ class Order(Struct, frozen=True):
 class DraftJob:
     """An order being carried out. `guess` is there as soon as it is known.
 
-    `drafted` counts tokens computed so far, the guess included.
+    `drafted` counts tokens computed so far, the guess included. `instead` is said if nothing comes of it.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, instead: Draft | None = None) -> None:
         self.order: Final = order
         self.guess: int | None = None
         self.drafted = 0
         self.cancelled = False
+        self._instead = instead
         self._times: list[float] = []
         self._draft: Draft | None = None
         self._done = trio.Event()
@@ -89,7 +90,7 @@ class DraftJob:
     def finish(self, draft: Draft) -> None:
         """At most `order.limit` tokens; none where there is nothing to say."""
         assert len(draft.tokens) <= self.order.limit
-        self._draft = draft
+        self._draft = draft if draft.tokens or self.cancelled or self._instead is None else self._instead
         self._done.set()
 
     def cancel(self) -> None:
@@ -121,8 +122,9 @@ class Drafting(Protocol):
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         """The output grew by these tokens."""
 
-    def begin(self, order: Order) -> DraftJob:
-        """Start drafting; any earlier job of the session is done or cancelled."""
+    def begin(self, order: Order, instead: Draft | None = None) -> DraftJob:
+        """Start drafting; any earlier job of the session is done or cancelled. `instead` is what to say if there is
+        nothing else to say."""
 
     def settled(self, draft: Draft, accepted: int) -> None:
         """A draft had its verdict."""
@@ -149,8 +151,8 @@ class LookupDrafting:
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self.source.extend(session, committed)
 
-    def begin(self, order: Order) -> DraftJob:
-        job = DraftJob(order)
+    def begin(self, order: Order, instead: Draft | None = None) -> DraftJob:
+        job = DraftJob(order, instead)
         draft = look_up(self.source, job)
         job.finish(shortened(draft, order.lengths.choose(draft.matched, len(draft.tokens)).m if draft.tokens else 0))
         return job

@@ -44,15 +44,18 @@ class HybridDrafting:
         self._lookup.extend(session, committed)
         self._model.extend(session, committed)
 
-    def begin(self, order: Order) -> DraftJob:
-        job = DraftJob(order)
+    def begin(self, order: Order, instead: Draft | None = None) -> DraftJob:
+        job = DraftJob(order, instead)
         found = look_up(self._lookup, job)
+        draft = None
         if found.tokens:
             draft = shortened(found, order.lengths.choose(found.matched, len(found.tokens)).m)
             if self._pays(order, found, draft):
                 job.finish(draft)
                 return job
-        return self._model.begin(order)
+        # A context longer than the model's, or no room for it: the lookup goes on by itself. Not ahead, where the
+        # guess would have to be the model's.
+        return self._model.begin(order, None if order.ahead else draft)
 
     def settled(self, draft: Draft, accepted: int) -> None:
         if draft.matched != MODEL:

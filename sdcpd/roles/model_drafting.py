@@ -136,8 +136,8 @@ class ModelDrafting:
             self._engine.close_sequence(sequence.handle)
             sequence.handle = None
 
-    def begin(self, order: Order) -> DraftJob:
-        job = DraftJob(order)
+    def begin(self, order: Order, instead: Draft | None = None) -> DraftJob:
+        job = DraftJob(order, instead)
         sequence = self._sequences[order.session]
         self._sequences.move_to_end(order.session)
         earlier = sequence.running

@@ -29,6 +29,7 @@ class Model:
 
     def __init__(self) -> None:
         self.contexts: dict[bytes, list[int]] = {}
+        self.full = False  # nothing more goes into its context
 
     async def run(self) -> None: ...
     async def open(self, session: bytes, context: Sequence[int], scope: bytes | None) -> None:
@@ -37,10 +38,10 @@ class Model:
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self.contexts[session] += committed
 
-    def begin(self, order: Order) -> DraftJob:
-        job = DraftJob(order)
-        job.guess = 7
-        job.finish(Draft(tokens=(7,), matched=MODEL))
+    def begin(self, order: Order, instead: Draft | None = None) -> DraftJob:
+        job = DraftJob(order, instead)
+        job.guess = None if self.full else 7
+        job.finish(Draft(tokens=() if self.full else (7,), matched=MODEL))
         return job
 
     def settled(self, draft: Draft, accepted: int) -> None: ...
@@ -130,6 +131,20 @@ async def test_ahead_the_lookups_first_token_is_the_guess() -> None:
     assert draft.tokens[:3] == tuple(LINE[10:13])
     job = drafting.begin(order(lengths(model_right=0.5), assumed=(5, 5, 6), ahead=True))
     assert (job.guess, (await job.result()).matched) == (7, MODEL)
+
+
+async def test_where_the_models_context_ends_the_lookup_goes_on_by_itself() -> None:
+    model = Model()
+    drafting = HybridDrafting(
+        HybridSettings(min_score=50.0), SuffixSource(SuffixSettings()), model, FrequencyPayoff(), InlineWorkers()
+    )
+    ordered = order(lengths(model_right=0.9))
+    assert (await drafted(drafting, [3, 4, 3], ordered)).tokens == (7,)
+    model.full = True
+    assert (await drafted(drafting, [3, 4, 3], ordered)).tokens[0] == 4
+    assert (await drafted(drafting, [3, 4, 5], ordered)).tokens == (5,), "the cheap guess"
+    ahead = drafting.begin(order(lengths(model_right=0.9), assumed=(4,), ahead=True))
+    assert (ahead.guess, (await ahead.result()).tokens) == (None, ())
 
 
 async def test_the_estimator_sees_what_was_verified_and_what_came_of_it() -> None:

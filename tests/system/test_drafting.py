@@ -57,6 +57,7 @@ WAYS: dict[str, Callable[[], Drafting]] = {
     "identity": model,
     "perturbed": lambda: model(target=sometimes_wrong),
     "hybrid": lambda: hybrid(model(target=sometimes_wrong)),
+    "hybrid with a short context": lambda: hybrid(model(context_tokens=64)),
     "small pool": lambda: model(pages=8),
     "short context": lambda: model(context_tokens=64),
 }
@@ -93,8 +94,8 @@ class Planting:
         self.run, self.open, self.extend = drafting.run, drafting.open, drafting.extend
         self.close = drafting.close
 
-    def begin(self, order: Order) -> DraftJob:
-        job = self._drafting.begin(order)
+    def begin(self, order: Order, instead: Draft | None = None) -> DraftJob:
+        job = self._drafting.begin(order, instead)
         finish = job.finish
         self._number += 1
 

@@ -38,15 +38,16 @@ class SuffixSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     where they carry the prefix suffix_decoding_."""
 
     max_tree_depth: Annotated[int, Meta(ge=2, le=128)] = 24
-    """Tokens of a phrase that are counted; further ones are copied from where it stood last."""
+    """Tokens that a match is followed back; longer ones are all alike. (The name is that of other engines, which keep
+    a tree.)"""
     max_spec_factor: Annotated[float, Meta(gt=0.0, le=64.0)] = 4.0
     """Longest draft, in matched tokens."""
     min_token_prob: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
     """A draft ends where the chance that all of it is right would fall below this, by frequency."""
     max_cached_requests: Annotated[int, Meta(ge=0, le=1 << 20)] = 10_000
     """Outputs of ended sessions that are remembered; 0: none."""
-    max_cached_tokens: Annotated[int, Meta(ge=0, le=1 << 22)] = 65_536
-    """Their tokens. Bounds memory: up to 0.9 KiB a token."""
+    max_cached_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 262_144
+    """Their tokens. Bounds memory: 0.13 to 0.35 KiB a token."""
     history_tokens: Annotated[int, Meta(ge=64, le=1 << 20)] = 32_768
     """How far back a session's own text is indexed; as many octets a token."""
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=M_MAX_LIMIT)] = M_MAX_LIMIT

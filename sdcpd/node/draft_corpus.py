@@ -44,7 +44,7 @@ def read_corpus(settings: SuffixSettings, target: Path) -> list[tuple[int, ...]]
                 if total > settings.max_corpus_tokens:
                     raise ModelRefused(
                         f"{where}: the corpus has more than max_corpus_tokens = {settings.max_corpus_tokens} tokens. "
-                        "Shorten it or raise the limit; each takes up to 0.9 KiB of memory."
+                        "Shorten it or raise the limit; each takes up to 0.35 KiB of memory."
                     )
                 texts.append(tokens)
     except OSError as error:

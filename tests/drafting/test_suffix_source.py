@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sdcpd.drafting.settings import SuffixSettings
 from sdcpd.drafting.source import Draft
+from sdcpd.drafting.suffix_matches import PLACES_LIMIT
 from sdcpd.drafting.suffix_source import OUTPUT_LIMIT, SuffixSource
 
 SESSION = b"s" * 16
@@ -33,9 +34,13 @@ class Twin:
         best: tuple[float, int, list[int]] = (0.0, 0, [])
         for texts in ([own], past, corpus):
             growing = texts[0] is own if texts else False
+            longer = False  # was there a longer match in these texts?
             for matched in range(min(rule.max_tree_depth, len(ending)), 0, -1):
                 if not self._places(texts, ending[-matched:], own if growing and not assumed else None):
                     continue
+                if matched == 1 and longer:
+                    continue
+                longer = True
                 bound = min(limit, max(1, int(matched * rule.max_spec_factor)))
                 found, score = self._follow(texts, ending[-matched:], bound, assumed if growing else None)
                 if (score, matched) > best[:2]:
@@ -61,12 +66,12 @@ class Twin:
         probability, score = 1.0, 0.0
         while len(run) < limit:
             whole = [*phrase, *run]
-            # Deeper than the tree: the latest occurrence of what the tree can hold, and on from there.
-            if len(whole) >= self._rule.max_tree_depth or len(self._all(texts, whole)) == 1:
-                held = whole[: self._rule.max_tree_depth]
-                number, at = self._all(texts, held)[-1]
+            # It stands in one place only: copied from there, whatever that leads to.
+            if len(self._all(texts, whole)) == 1:
+                ((number, at),) = self._all(texts, whole)
+                drafted = len(run)
                 while len(run) < limit:
-                    place = at + len(phrase) + len(run) - len(held)
+                    place = at + len(run) - drafted
                     text = texts[number] if assumed is None else [*texts[number], *assumed, *run]
                     if place >= len(text):
                         break
@@ -114,7 +119,7 @@ def same(found: Draft, expected: Draft) -> bool:
     bound=st.sampled_from((0, 30, 1000)),
 )
 @settings(deadline=None)
-def test_the_tries_agree_with_the_twin_however_the_texts_grew(
+def test_the_matches_agree_with_the_twin_however_the_texts_grew(
     outputs: list[list[int]],
     corpus: list[list[int]],
     prompt: list[int],
@@ -176,7 +181,7 @@ def test_short_matches_make_short_drafts() -> None:
     assert len(draft(context, 32, max_spec_factor=4.0).tokens) == 8
 
 
-def test_copies_go_on_below_the_depth_of_the_tree_and_around_loops() -> None:
+def test_copies_go_on_beyond_the_longest_match_and_around_loops() -> None:
     line = list(range(100, 160))
     assert draft([*line, 7, *line[:30]], 28, max_tree_depth=8).tokens == tuple(line[30:58])
     assert draft([9, 1, 2, 3, 1, 2, 3], 8).tokens == (1, 2, 3, 1, 2, 3, 1, 2)
@@ -237,14 +242,22 @@ def test_what_a_session_leaves_is_bounded_and_gone_when_its_bound_is_reached() -
     assert off._past.of(None) is None
 
 
-def test_a_trie_that_forgot_everything_holds_nothing() -> None:
-    source = SuffixSource(SuffixSettings(max_cached_tokens=100, max_tree_depth=6))
+def test_texts_that_forgot_everything_hold_nothing() -> None:
+    source = SuffixSource(SuffixSettings(max_cached_tokens=100))
     write(source, [1, 2, 1, 2, 3, 1, 1, 2, 3] * 5)
-    trie = source._past.of(None)
-    assert trie is not None
-    trie.forget_first()
-    assert trie._root.children == {}
-    assert (trie._root.continued, trie.tokens, trie.texts) == (0, 0, 0)
+    texts = source._past.of(None)
+    assert texts is not None
+    texts.forget_first()
+    assert (texts._text, texts._places, texts.tokens, texts.texts) == ([], {}, 0, 0)
+
+
+def test_of_a_common_token_the_latest_places_count_but_long_matches_live_on() -> None:
+    """A line, then a hundred times its last token: the line's own place is still known to who writes it again."""
+    line = [7, 8, 9, 5]
+    noise = [token for number in range(100) for token in (100 + number, 5)]
+    assert draft([*line, 6, *noise, 8, 5], 1, min_token_prob=0.0).score == 1 / (PLACES_LIMIT - 1)
+    found = draft([*line, 6, *noise, *line], 1)
+    assert found == Draft(tokens=(6,), matched=4, score=1.0)
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=90), max_size=12))

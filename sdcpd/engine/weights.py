@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sdcpd.engine.draft_vocabulary import BACK, MAP
 from sdcpd.engine.linear import Linear, can_pack
 from sdcpd.engine.model_config import ModelConfig, ModelRefused
 from sdcpd.engine.model_digest import weight_files
@@ -94,18 +95,22 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: Callable[[float], None] | None = None,
+    head_tokens: Tensor | None = None,
 ) -> Weights:
-    """Read, cast to `dtype` and place all weights; pack them where that is possible. Raises ModelRefused."""
+    """Read, cast to `dtype` and place all weights; pack them where that is possible. Raises ModelRefused.
+
+    `head_tokens` are those that the head has a row for, where these are not all (draft_vocabulary.py).
+    """
     places = _Places(device, dtype)
     embedding = places.single("model.embed_tokens.weight", config.vocabulary, config.hidden)
-    head = embedding if config.tied else places.single("lm_head.weight", config.vocabulary, config.hidden)
-    weights = Weights(
-        embedding=embedding,
-        layers=tuple(_layer(places, config, f"model.layers.{number}") for number in range(config.layers)),
-        norm=places.single("model.norm.weight", config.hidden),
-        head=Linear(head, None),
-    )
-    _fill(folder, config, places.by_name, progress)
+    rows = config.vocabulary if head_tokens is None else len(head_tokens)
+    head = embedding if config.tied else places.single("lm_head.weight", rows, config.hidden)
+    layers = tuple(_layer(places, config, f"model.layers.{number}") for number in range(config.layers))
+    norm = places.single("model.norm.weight", config.hidden)
+    _fill(folder, config, places.by_name, progress, () if head_tokens is None else (MAP, BACK))
+    if config.tied and head_tokens is not None:
+        head = embedding[head_tokens.to(device)]
+    weights = Weights(embedding=embedding, layers=layers, norm=norm, head=Linear(head, None))
     if can_pack(device, dtype):
         weights.head.pack()
         for layer in weights.layers:
@@ -140,7 +145,11 @@ def _layer(places: _Places, config: ModelConfig, prefix: str) -> LayerWeights:
 
 
 def _fill(
-    folder: Path, config: ModelConfig, places: dict[str, _Place], progress: Callable[[float], None] | None
+    folder: Path,
+    config: ModelConfig,
+    places: dict[str, _Place],
+    progress: Callable[[float], None] | None,
+    read_elsewhere: tuple[str, ...],
 ) -> None:
     """Copy every tensor of the checkpoint to its place."""
     filled: set[str] = set()
@@ -155,7 +164,7 @@ def _fill(
                         _put(folder / file, name, tensors.get_tensor(name), places[name])
                         filled.add(name)
                     elif not (_NO_PARAMETER.fullmatch(name) or (config.tied and name == "lm_head.weight")):
-                        unknown.append(name)
+                        unknown += [name] if name not in read_elsewhere else []
                     if progress is not None:
                         progress(len(filled) / len(places))
         except (SafetensorError, OSError) as error:

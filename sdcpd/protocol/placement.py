@@ -64,9 +64,9 @@ from sdcpd.protocol.verifier_watch import VerifierWatch
 class Placement:
     """One session. `start` once; then `outcome`, `event`, `tick`, `fail_over`, `switch` and `cancel` in any order.
 
-    `verifier` serves the session at `epoch`, or is asked to open it, or was lost while it is RECOVERING. `ending` is set
-    when it is known how the session ended; `done` is true when nothing is left to be cleaned up. `target` is who carries
-    the session on: a drafter's URI, the verifier's own (110), or None. `round` is the last one the verifier told of.
+    `verifier` serves the session at `epoch`, is asked to open it, or was lost while it is RECOVERING. `ending` is set
+    when it is known how the session ended; `done` is true when nothing is left to be cleaned up. `target` carries the
+    session on: a drafter's URI, the verifier's own (110), or None. `round` is the last one the verifier told of.
     """
 
     def __init__(self, plan: Plan, fleet: Fleet, patience: Patience) -> None:

@@ -5,47 +5,23 @@ A pass of the draft model takes 2 ms, verification 10 ms, and M is 4: drafting a
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from sdcpd.drafting.settings import DraftModelSettings
 from sdcpd.protocol.messages import Proposal
 from sdcpd.protocol.terms import Action
 from sdcpd.roles.ahead import RETRY_ROUNDS
-from sdcpd.roles.model_drafting import ModelDrafting
+from tests.support.draft_models import DRAFT_S, M, draft_model, often_wrong, right
 from tests.support.drafter_world import VOCABULARY, idle, running
-from tests.support.messages import TARGET, TOKENIZER
-from tests.support.ports import CountingMeters, SeededStream, TrioClock
-from tests.support.tiny_verifier import toy_next
-from tests.support.toy_engine import ToyEngine
 
-M = 4
-DRAFT_S = 0.002
 VERIFY_S = 0.01
-
-
-def right(prefix: Sequence[int]) -> int:
-    return toy_next(tuple(prefix), VOCABULARY)
-
-
-def often_wrong(prefix: Sequence[int]) -> int:
-    return right(prefix) if len(prefix) % 7 else (right(prefix) + 1) % VOCABULARY
-
-
-def model(target: Any = right) -> ModelDrafting:
-    engine = ToyEngine(
-        TrioClock(), model=TARGET, tokenizer=TOKENIZER, pages=256, context_tokens=2048, pass_s=DRAFT_S, target=target
-    )
-    settings = DraftModelSettings(model="toy", num_speculative_tokens=M)
-    return ModelDrafting(settings, engine, TrioClock(), CountingMeters(), SeededStream("drafts"))
 
 
 async def round_s(delay_s: float, *, ahead: bool) -> float:
     """Mean time of a round, with `delay_s` of network each way; the target drafts for itself."""
-    async with running(drafting=model(), draft_ahead=ahead) as world:
+    async with running(drafting=draft_model(), draft_ahead=ahead) as world:
         world.cluster.round_s = VERIFY_S + 2 * delay_s
         verifier, message = world.cluster.add(max_new=600, m_max=M)
         truth = verifier.truth(600)
@@ -70,7 +46,7 @@ async def test_with_full_acceptance_a_round_takes_no_longer_than_its_verificatio
 async def test_where_drafting_takes_longer_than_the_round_the_rest_of_it_is_waited_for(
     autojump_clock: MockClock,
 ) -> None:
-    async with running(drafting=model()) as world:
+    async with running(drafting=draft_model()) as world:
         world.cluster.round_s = 0.005
         verifier, message = world.cluster.add(max_new=300, m_max=M)
         await world.assign(message)
@@ -89,7 +65,7 @@ async def test_whatever_comes_back_the_text_is_the_targets(autojump_clock: MockC
         number = next(answers)
         return {3: "lost", 7: "unanswered"}.get(number % 11)
 
-    async with running(drafting=model(often_wrong)) as world:
+    async with running(drafting=draft_model(often_wrong)) as world:
         verifier, message = world.cluster.add(max_new=400, m_max=M)
         truth = verifier.truth(400)
         world.cluster.script = script
@@ -121,13 +97,13 @@ async def test_a_lookup_is_never_drafted_ahead(autojump_clock: MockClock) -> Non
 
 async def test_nothing_is_drafted_behind_the_end_of_the_text(autojump_clock: MockClock) -> None:
     """The last rounds: max_new is reached, or a stop token was proposed."""
-    async with running(drafting=model()) as world:
+    async with running(drafting=draft_model()) as world:
         verifier, message = world.cluster.add(max_new=M + 1, m_max=M)
         await world.assign(message)
         await idle(world)
         assert len(verifier.tokens) == M + 1
         assert "draft_ahead_total" not in world.meters.counts
-    async with running(drafting=model()) as world:
+    async with running(drafting=draft_model()) as world:
         verifier, message = world.cluster.add(max_new=100, m_max=M, stop=(verifier.tokens[2],))
         await world.assign(message)
         await idle(world)
@@ -139,7 +115,7 @@ async def test_a_hopeless_session_tries_every_eighth_round_only(autojump_clock: 
     def always_wrong(prefix: Sequence[int]) -> int:
         return (right(prefix) + 1) % VOCABULARY
 
-    async with running(drafting=model(always_wrong)) as world:
+    async with running(drafting=draft_model(always_wrong)) as world:
         verifier, message = world.cluster.add(max_new=200, m_max=M)
         await world.assign(message)
         await idle(world)

@@ -14,7 +14,7 @@ from sdcpd.drafting.suffix_source import SuffixSource
 from sdcpd.protocol.distributions import Profile
 from sdcpd.roles.drafting import DraftJob, Lengths, Order
 from sdcpd.roles.hybrid_drafting import HybridDrafting
-from tests.roles.test_ahead import M, model, often_wrong
+from tests.support.draft_models import M, draft_model, often_wrong
 from tests.support.drafter_world import idle, running
 from tests.support.messages import SESSION
 from tests.support.ports import InlineWorkers
@@ -160,7 +160,7 @@ async def test_the_estimator_sees_what_was_verified_and_what_came_of_it() -> Non
 
 async def test_a_whole_session_takes_from_both_and_the_text_is_the_targets(autojump_clock: MockClock) -> None:
     both = HybridDrafting(
-        HybridSettings(), SuffixSource(SuffixSettings()), model(often_wrong), FrequencyPayoff(), InlineWorkers()
+        HybridSettings(), SuffixSource(SuffixSettings()), draft_model(often_wrong), FrequencyPayoff(), InlineWorkers()
     )
     async with running(drafting=both) as world:
         verifier, message = world.cluster.add(max_new=300, m_max=M)

@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sdcpd.engine.linear import Linear, can_pack
-from sdcpd.engine.model_config import ModelConfig, ModelRefused
+from sdcpd.engine.mlp import GatedMlp, Mixture
+from sdcpd.engine.model_config import Experts, ModelConfig, ModelRefused
 from sdcpd.engine.model_digest import weight_files
 
 _NO_PARAMETER: Final = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|original_inv_freq)")
@@ -37,8 +38,11 @@ class LayerWeights:
     qk_norm: Tensor | None
     o: Linear
     post_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: GatedMlp | Mixture
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.qkv, self.o, *self.mlp.linears)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def load_weights(
     head = embedding if config.tied else places.single("lm_head.weight", config.vocabulary, config.hidden)
     weights = Weights(
         embedding=embedding,
-        layers=tuple(_layer(places, config, f"model.layers.{number}") for number in range(config.layers)),
+        layers=tuple(_layer(places, config, number) for number in range(config.layers)),
         norm=places.single("model.norm.weight", config.hidden),
         head=Linear(head, None),
     )
@@ -109,34 +113,53 @@ def load_weights(
     if can_pack(device, dtype):
         weights.head.pack()
         for layer in weights.layers:
-            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            for linear in layer.linears:
                 linear.pack()
     return weights
 
 
-def _layer(places: _Places, config: ModelConfig, prefix: str) -> LayerWeights:
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+def _layer(places: _Places, config: ModelConfig, number: int) -> LayerWeights:
+    prefix = f"model.layers.{number}"
+    attention = f"{prefix}.self_attn"
     query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
     fused = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
-    gate_up = {"gate_proj": config.intermediate, "up_proj": config.intermediate}
-
     norms = {f"{attention}.q_norm.weight": config.heads, f"{attention}.k_norm.weight": config.kv_heads}
-
-    def linear(parent: str, heights: dict[str, int], width: int, biased: bool) -> Linear:
-        weight = places.stacked({f"{parent}.{name}.weight": height for name, height in heights.items()}, width)
-        if not biased:
-            return Linear(weight, None)
-        return Linear(weight, places.stacked({f"{parent}.{name}.bias": height for name, height in heights.items()}))
-
     return LayerWeights(
         input_norm=places.single(f"{prefix}.input_layernorm.weight", config.hidden),
-        qkv=linear(attention, fused, config.hidden, config.qkv_bias),
+        qkv=_linear(places, attention, fused, config.hidden, config.qkv_bias),
         qk_norm=places.repeated(norms, config.head_dim) if config.qk_norm else None,
-        o=linear(attention, {"o_proj": config.hidden}, query, config.o_bias),
+        o=_linear(places, attention, {"o_proj": config.hidden}, query, config.o_bias),
         post_norm=places.single(f"{prefix}.post_attention_layernorm.weight", config.hidden),
-        gate_up=linear(mlp, gate_up, config.hidden, config.mlp_bias),
-        down=linear(mlp, {"down_proj": config.hidden}, config.intermediate, config.mlp_bias),
+        mlp=_mixture(places, f"{prefix}.mlp", config.hidden, config.experts)
+        if config.experts is not None and number in config.experts.layers
+        else _mlp(places, f"{prefix}.mlp", config.hidden, config.intermediate, config.mlp_bias),
     )
+
+
+def _mixture(places: _Places, parent: str, hidden: int, experts: Experts) -> Mixture:
+    return Mixture(
+        router=_linear(places, parent, {"gate": experts.count}, hidden, False),
+        experts=tuple(
+            _mlp(places, f"{parent}.experts.{number}", hidden, experts.intermediate, False)
+            for number in range(experts.count)
+        ),
+        chosen=experts.chosen,
+        normalised=experts.normalised,
+    )
+
+
+def _mlp(places: _Places, parent: str, hidden: int, intermediate: int, biased: bool) -> GatedMlp:
+    return GatedMlp(
+        gate_up=_linear(places, parent, {"gate_proj": intermediate, "up_proj": intermediate}, hidden, biased),
+        down=_linear(places, parent, {"down_proj": hidden}, intermediate, biased),
+    )
+
+
+def _linear(places: _Places, parent: str, heights: dict[str, int], width: int, biased: bool) -> Linear:
+    weight = places.stacked({f"{parent}.{name}.weight": height for name, height in heights.items()}, width)
+    if not biased:
+        return Linear(weight, None)
+    return Linear(weight, places.stacked({f"{parent}.{name}.bias": height for name, height in heights.items()}))
 
 
 def _fill(

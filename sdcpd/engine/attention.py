@@ -60,8 +60,10 @@ class PagedAttention:
         page_tokens: int,
         like: Tensor,
         window: int | None = None,
+        invariant: bool = True,
     ) -> None:
-        """`like` gives dtype and device of queries, keys and values."""
+        """`like` gives dtype and device of queries, keys and values. Without `invariant` nothing is padded."""
+        row_multiple, key_multiple = (ROW_MULTIPLE, KEY_MULTIPLE) if invariant else (1, 1)
         self._kv_heads = kv_heads
         self._head_dim = head_dim
         self._readings: list[_Reading] = []
@@ -70,9 +72,9 @@ class PagedAttention:
         outputs: list[Tensor] = []
         first = 0
         for segment in segments:
-            rows = _round_up(segment.count * groups, ROW_MULTIPLE)
-            start = 0 if window is None else max(0, segment.start - window + 1) // KEY_MULTIPLE * KEY_MULTIPLE
-            keys = _round_up(segment.length - start, KEY_MULTIPLE)
+            rows = _round_up(segment.count * groups, row_multiple)
+            start = 0 if window is None else max(0, segment.start - window + 1) // key_multiple * key_multiple
+            keys = _round_up(segment.length - start, key_multiple)
             mask = _mask(segment, groups, rows, start, keys, window, like)
             slots = _slots(segment, page_tokens, start, keys, like.device)
             self._readings.append(_Reading(first, rows, mask, slots))

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from msgspec.structs import replace
 
 from sdcpd.cache.gpu_tier import PagePool
 from sdcpd.engine.batch import Batch, plan_batch
 from sdcpd.engine.block_tables import BlockTable
 from sdcpd.engine.device import DTYPES, choose, free_bytes
+from sdcpd.engine.invariance import rows_keep_their_bits
 from sdcpd.engine.model import Decoder
 from sdcpd.engine.model_config import ModelConfig, ModelRefused, read_model_config
 from sdcpd.engine.model_digest import target_digest, tokenizer_digest
@@ -61,10 +63,23 @@ class Engine:
         config = read_model_config(folder, settings.context_tokens)
         device, dtype = choose(settings)
         tokenizer = tokenizer_digest(folder)
-        model = target_digest(folder, config, dtype, digest_cache, lambda fraction: tell("digest", fraction))
+        quantization = settings.quantization
+        model = target_digest(
+            folder, config, dtype, digest_cache, lambda fraction: tell("digest", fraction), quantization
+        )
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        weights = load_weights(folder, config, device, DTYPES[dtype], lambda fraction: tell("weights", fraction))
+        # Asked for or tried: a CPU keeps its bits at little cost, elsewhere the promise has a price.
+        invariant = settings.numerics == "batch_invariant" or (settings.numerics == "auto" and device.type == "cpu")
+        weights = load_weights(
+            folder,
+            config,
+            device,
+            DTYPES[dtype],
+            lambda fraction: tell("weights", fraction),
+            int8=quantization == "int8",
+            invariant=invariant,
+        )
         pool = _make_pool(settings, config, device, DTYPES[dtype])
         info = EngineInfo(
             model=model,
@@ -75,10 +90,21 @@ class Engine:
             pages=pool.pages,
             dtype=dtype,
             device=device.type,
+            quantization=quantization,
+            numerics="batch_invariant" if invariant else "fast",
+            weights_bytes=weights.octets,
         )
-        engine = cls(info, Decoder(config, weights, device, DTYPES[dtype]), pool, device, settings.threads)
+        decoder = Decoder(config, weights, device, DTYPES[dtype], invariant=invariant)
+        engine = cls(info, decoder, pool, device, settings.threads)
         tell("warm-up", 0.0)
         engine._warm_up()
+        if invariant and not rows_keep_their_bits(engine):
+            if settings.numerics == "batch_invariant":
+                raise ModelRefused(
+                    'numerics = "batch_invariant" does not hold here: the same token got other bits in another pass '
+                    f'({device.type}, {dtype}, torch {torch.__version__}). Set numerics = "fast", or another dtype.'
+                )
+            engine.info = replace(info, numerics="fast")
         tell("warm-up", 1.0)
         return engine
 

@@ -25,7 +25,17 @@ from sdcpd.engine.weights import Weights
 class Decoder:
     """A model on its device. Stateless between calls: keys and values live in the pool that is passed in."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        invariant: bool = True,
+    ) -> None:
+        """`invariant`: attention pads rows and keys so that a row's bits do not depend on its pass."""
+        self._invariant = invariant
         self._config = config
         self._weights = weights
         self._epsilon = torch.tensor(config.norm_epsilon, dtype=torch.float32, device=device)
@@ -80,6 +90,7 @@ class Decoder:
                 page_tokens=page_tokens,
                 like=pool,
                 window=window,
+                invariant=self._invariant,
             )
 
         if window is None or all(segment.length <= window for segment in segments):

@@ -93,23 +93,22 @@ class Rotation:
 
     def __init__(self, rope: Rope, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
         found, self._factor = frequencies(rope, head_dim)
+        # One row for all positions, or, where f changes with them, a row for each. (Made on the fly, powers differ in
+        # their last bits with the number of tokens in the pass.)
+        self._by_position = isinstance(rope, DynamicRope)
+        if isinstance(rope, DynamicRope):
+            lengths = torch.arange(1, int(rope.original_context * max(1.0, rope.factor)) + 1)[:, None]
+            found = torch.where(lengths <= rope.original_context, found, stretched_frequencies(rope, head_dim, lengths))
         self._frequencies = found.to(device)
-        self._dynamic = rope if isinstance(rope, DynamicRope) else None
-        self._head_dim = head_dim
         self._half = head_dim // 2
         self._dtype = dtype
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines for int64 `positions` [T]: two tensors [T, 1, head_dim]."""
-        places = positions[:, None, None]
         found = self._frequencies
-        if self._dynamic is not None:
-            found = torch.where(
-                places < self._dynamic.original_context,
-                found,
-                stretched_frequencies(self._dynamic, self._head_dim, places + 1),
-            )
-        angles = places.float() * found
+        if self._by_position:
+            found = found.index_select(0, positions)[:, None]
+        angles = positions[:, None, None].float() * found
         cosines, sines = angles.cos() * self._factor, angles.sin() * self._factor
         cosines = torch.cat((cosines, cosines), -1).to(self._dtype)
         # The first half is (x1 cos - x2 sin), the second (x2 cos + x1 sin): with the sign in the sines, one roll does.

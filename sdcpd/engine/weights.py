@@ -8,7 +8,7 @@ product instead of three or two, and nothing else changes.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sdcpd.engine.linear import Linear, can_pack
+from sdcpd.engine.linear import TILE_ROWS, Linear, can_pack, can_use_int8_kernel, keeps_bits
 from sdcpd.engine.mlp import GatedMlp, Mixture
 from sdcpd.engine.model_config import Experts, ModelConfig, ModelRefused
 from sdcpd.engine.model_digest import weight_files
@@ -54,6 +54,18 @@ class Weights:
     norm: Tensor
     head: Linear
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.head, *(linear for layer in self.layers for linear in layer.linears))
+
+    @property
+    def octets(self) -> int:
+        """Memory that they take; a head that is the embedding counts once."""
+        tensors = [self.embedding, self.norm, *(tensor for linear in self.linears for tensor in linear.tensors)]
+        for layer in self.layers:
+            tensors += [layer.input_norm, layer.post_norm, *([] if layer.qk_norm is None else [layer.qk_norm])]
+        return sum(one.numel() * one.element_size() for one in {id(one): one for one in tensors}.values())
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -66,30 +78,30 @@ class _Place:
 class _Places:
     """All places of a model by name. Targets share memory with the fused tensors they are part of."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, linears: torch.device) -> None:
+        """`linears`: where the weights of linear layers are read to."""
         self._device = device
         self._dtype = dtype
+        self.linears = linears
         self.by_name: dict[str, _Place] = {}
 
     def single(self, name: str, *shape: int) -> Tensor:
         return self.stacked({name: shape[0]}, *shape[1:])
 
-    def stacked(self, heights: dict[str, int], *rest: int) -> Tensor:
+    def stacked(self, heights: dict[str, int], *rest: int, device: torch.device | None = None) -> Tensor:
         """One tensor [sum of heights, *rest]; the named ones lie in it from top to bottom."""
-        whole = self._empty(sum(heights.values()), *rest)
+        shape = (sum(heights.values()), *rest)
+        whole = torch.empty(shape, dtype=self._dtype, device=device or self._device)
         for (name, height), part in zip(heights.items(), torch.split(whole, list(heights.values())), strict=True):
             self.by_name[name] = _Place((height, *rest), part)
         return whole
 
     def repeated(self, times: dict[str, int], width: int) -> Tensor:
         """One tensor [sum of times, width]; each named vector of `width` fills as many rows as it says."""
-        whole = self._empty(sum(times.values()), width)
+        whole = torch.empty((sum(times.values()), width), dtype=self._dtype, device=self._device)
         for name, part in zip(times, torch.split(whole, list(times.values())), strict=True):
             self.by_name[name] = _Place((width,), part)
         return whole
-
-    def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
 
 def load_weights(
@@ -98,11 +110,20 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: Callable[[float], None] | None = None,
+    *,
+    int8: bool = False,
+    invariant: bool = False,
 ) -> Weights:
-    """Read, cast to `dtype` and place all weights; pack them where that is possible. Raises ModelRefused."""
-    places = _Places(device, dtype)
+    """Read, cast to `dtype` and place all weights; quantise or pack them where that is asked or possible.
+
+    `invariant`: give linear layers that do not keep their bits in company tiles. Raises ModelRefused.
+    """
+    # Int8 weights are made on the host: the device never has to hold the model twice.
+    places = _Places(device, dtype, torch.device("cpu") if int8 else device)
     embedding = places.single("model.embed_tokens.weight", config.vocabulary, config.hidden)
-    head = embedding if config.tied else places.single("lm_head.weight", config.vocabulary, config.hidden)
+    head = embedding
+    if not config.tied:
+        head = places.stacked({"lm_head.weight": config.vocabulary}, config.hidden, device=places.linears)
     weights = Weights(
         embedding=embedding,
         layers=tuple(_layer(places, config, number) for number in range(config.layers)),
@@ -110,12 +131,27 @@ def load_weights(
         head=Linear(head, None),
     )
     _fill(folder, config, places.by_name, progress)
-    if can_pack(device, dtype):
-        weights.head.pack()
-        for layer in weights.layers:
-            for linear in layer.linears:
-                linear.pack()
+    if int8:
+        kernel = can_use_int8_kernel(device, dtype)
+        for linear in weights.linears:
+            linear.quantise(device, kernel=kernel)
+    elif can_pack(device, dtype):
+        for linear in weights.linears:
+            linear.pack()
+    if invariant:
+        _tile(weights.linears, device, dtype)
     return weights
+
+
+def _tile(linears: Sequence[Linear], device: torch.device, dtype: torch.dtype) -> None:
+    """Where a shape does not keep its bits in company, take its rows in tiles; at worst in tiles of one row."""
+    for shape in dict.fromkeys(linear.shape for linear in linears):
+        alike = [linear for linear in linears if linear.shape == shape]
+        for rows in (TILE_ROWS, 1):
+            if keeps_bits(alike[0], device, dtype):
+                break
+            for linear in alike:
+                linear.tile(rows)
 
 
 def _layer(places: _Places, config: ModelConfig, number: int) -> LayerWeights:
@@ -156,10 +192,12 @@ def _mlp(places: _Places, parent: str, hidden: int, intermediate: int, biased: b
 
 
 def _linear(places: _Places, parent: str, heights: dict[str, int], width: int, biased: bool) -> Linear:
-    weight = places.stacked({f"{parent}.{name}.weight": height for name, height in heights.items()}, width)
+    names = {f"{parent}.{name}.weight": height for name, height in heights.items()}
+    weight = places.stacked(names, width, device=places.linears)
     if not biased:
         return Linear(weight, None)
-    return Linear(weight, places.stacked({f"{parent}.{name}.bias": height for name, height in heights.items()}))
+    names = {f"{parent}.{name}.bias": height for name, height in heights.items()}
+    return Linear(weight, places.stacked(names, device=places.linears))
 
 
 def _fill(

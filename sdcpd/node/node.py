@@ -37,6 +37,7 @@ from sdcpd.edge.peers import PeerClient
 from sdcpd.edge.tls import TlsRefused
 from sdcpd.engine.model_config import ModelRefused, read_model_config
 from sdcpd.engine.model_digest import tokenizer_digest
+from sdcpd.engine.spans import EngineInfo
 from sdcpd.frontend.api import FrontendApp
 from sdcpd.frontend.ports import FrontendPorts
 from sdcpd.frontend.server import FrontendServer, ListenFailed
@@ -363,10 +364,15 @@ def _drafter_identity(config: Config, engine: Engine | None) -> Identity:
     )
 
 
+def _precision(info: EngineInfo) -> tuple[tuple[str, str], ...]:
+    return (("dtype", info.dtype), ("quantization", info.quantization), ("numerics", info.numerics))
+
+
 def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
     info = engine.info
     labels = (("version", __version__), ("device", info.device), ("dtype", info.dtype))
     yield Gauge("build_info", "What the model runs on.", 1, labels)
     used = (info.pages - engine.free_pages) / info.pages
+    yield Gauge("model_weights_bytes", "Memory of the model's weights.", info.weights_bytes, _precision(info))
     yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
     yield Gauge("verifier_load_ratio", "The load that the verifier reports.", verifier.load() / 100)

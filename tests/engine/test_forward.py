@@ -158,7 +158,7 @@ def one_by_one(folder: Path, tokens: Sequence[int]) -> Tensor:
     rows, cache = [], None
     with torch.inference_mode():
         for token in tokens:
-            answer = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            answer = model(torch.tensor([[token]]), cache=cache, use_cache=True)
             cache = answer.past_key_values
             rows.append(answer.logits[0, 0])
     return torch.stack(rows)

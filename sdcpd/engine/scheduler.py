@@ -1,8 +1,13 @@
 """Which work shares the next pass (no torch). Rounds first, prefill with what is left of the token budget.
 
 A pass costs nearly the same for a few more rows, so every round and every self-decoded token that is ready goes along,
-oldest first. Prefill chunks fill the rest: a long prompt therefore delays a round by at most one chunk, and never waits
-for ever, because a share of every pass is kept for it.
+those that wait longest first. Prefill chunks fill the rest: a long prompt therefore delays a round by at most one
+chunk, and never waits for ever, because a share of every pass is kept for it.
+
+How long a round waits. Rounds go in the order in which they became ready, and none that fits is left out for a later
+one. With a budget of B tokens, at least R = B - B // 4 of them are for rounds. If W tokens of rounds stand before it
+and M is the longest round, it runs in one of the next W // (R - M + 1) + 1 passes. Each of these has at most B tokens,
+of which at most `chunk_tokens` are of prompts. (It may also have to wait for a page: roles/kv_room.py.)
 """
 
 from collections.abc import Sequence

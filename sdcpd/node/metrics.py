@@ -63,6 +63,7 @@ METRICS: Final = (
     _counter("near_ties_total", "Rows whose two best logits are so close that another batch shape may swap them."),
     # Passes of the target model.
     _counter("target_forwards_total", "Passes of the target model."),
+    _counter("num_preemptions_total", "Sessions whose KV pages were given to an older one, to be computed anew."),
     _histogram("target_forward_seconds", "Time of one pass of the target model."),
     _histogram("target_forward_sessions", "Sessions that share one pass.", buckets=SMALL_COUNTS),
     # Commit log.

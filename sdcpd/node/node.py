@@ -375,4 +375,5 @@ def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
     used = (info.pages - engine.free_pages) / info.pages
     yield Gauge("model_weights_bytes", "Memory of the model's weights.", info.weights_bytes, _precision(info))
     yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
+    yield Gauge("num_sessions_waiting", "Sessions that wait for KV pages.", verifier.waiting_for_pages)
     yield Gauge("verifier_load_ratio", "The load that the verifier reports.", verifier.load() / 100)

@@ -1,5 +1,6 @@
 """README.md is run: its commands exist, their flags are known, its requests are accepted, its links lead somewhere."""
 
+import importlib
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ from sdcpd.frontend.openai import read_chat
 from sdcpd.node import ctl, main, quickstart
 from sdcpd.node.config import load_config
 from sdcpd.node.toml_reader import setting_names
+from tests.sim import simulate
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -39,6 +41,11 @@ def test_commands_are_as_the_programs_have_them(command: str, tmp_path: Path, mo
             quickstart.parser().parse_args(arguments)
         case "scripts/test" | "scripts/check":
             assert not arguments
+        case "scripts/bench":
+            if arguments:
+                importlib.import_module(f"tests.bench.{arguments[0]}").parser().parse_args(arguments[1:])
+        case "scripts/simulate":
+            simulate.parser().parse_args(arguments)
         case "sdcpd":
             options = main.parser().parse_args(arguments)
             (tmp_path / "config.json").write_text("{}")

@@ -126,7 +126,7 @@ def test_a_failed_installation_is_taken_up_again(machine: Machine) -> None:
     assert len(machine.calls()) == 2  # the environment itself was there
 
 
-@pytest.mark.parametrize("script", ["quickstart", "test", "check"])
+@pytest.mark.parametrize("script", ["quickstart", "test", "check", "bench", "simulate"])
 def test_scripts_can_be_run_from_anywhere(script: str) -> None:
     path = ROOT / "scripts" / script
     assert os.access(path, os.X_OK)

@@ -182,7 +182,18 @@ def test_sources(rule: Callable[[Path, ast.Module], Iterator[str]]) -> None:
     assert not offences, "\n".join(["", *offences])
 
 
-@pytest.mark.parametrize("script", ["scripts/env", "scripts/quickstart", "scripts/test", "scripts/check", ".ci/run"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "scripts/env",
+        "scripts/quickstart",
+        "scripts/test",
+        "scripts/check",
+        "scripts/bench",
+        "scripts/simulate",
+        ".ci/run",
+    ],
+)
 def test_scripts_parse(script: str) -> None:
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 
@@ -210,3 +221,16 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
         if (match := pattern.search(line))
     ]
     assert not found, "\n".join(["", *found])
+
+
+def test_virtual_time_is_asked_for_where_it_works() -> None:
+    """pytest-trio looks for a clock among a test's own arguments only: a fixture that asks for one changes nothing."""
+    lost = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(parse(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and any("fixture" in dotted(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list)
+        and any(argument.arg in ("autojump_clock", "mock_clock") for argument in node.args.args)
+    ]
+    assert not lost, lost

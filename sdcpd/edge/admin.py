@@ -2,9 +2,9 @@
 
 Theory: who may open the socket file is the operator (mode 0600: the daemon's own user, and root); there is no other
 check, so nothing here is served over a network. All answers are read from the roles' snapshots at the moment of the
-request. A snapshot is a Struct; its member `sessions`, where it has one, is a list of Structs with a member `session`,
-and likewise `instances` and `instance`. What several roles of the node know of one session stands side by side in the
-answer, under the role's name.
+request; commands are the router's (roles/router_commands.py). A snapshot is a Struct; its member `sessions`, where it
+has one, is a list of Structs with a member `session`, and likewise `instances` and `instance`. What several roles of
+the node know of one session stands side by side in the answer, under the role's name.
 
 | request | answer |
 |---|---|
@@ -12,6 +12,7 @@ answer, under the role's name.
 | GET /sessions | {sessions: [{session, ROLE: {...}, ...}]} |
 | GET /sessions/ID | one of these; ID may be shortened while it stays unambiguous: 404 none, 409 several |
 | GET /instances | {instances: [{instance, ...}]}, where the router runs |
+| POST /sessions/ID/COMMAND | failover (`?to=VERIFIER`), switch, cancel, fence, where the router runs: what was begun |
 """
 
 import contextlib
@@ -23,7 +24,8 @@ import stat
 from collections.abc import Awaitable, Callable, Mapping
 from logging import Logger
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qs
 
 import hypercorn.trio
 import msgspec
@@ -31,13 +33,29 @@ import trio
 from hypercorn.config import Config
 from msgspec import Struct
 
+from sdcpd.protocol.problems import Problem
 from sdcpd.protocol.terms import session_path_id
+
+SESSION_ID_CHARACTERS: Final = 22
+"""Of a whole session identifier; anything shorter is a beginning of one."""
 
 BACKLOG: Final = 16
 """Connections not yet taken up. An operator's tool opens one at a time."""
 
 Snapshots = Mapping[str, Callable[[], Struct]]
 """Role name to that role's `snapshot`."""
+
+
+class SessionCommands(Protocol):
+    """What an operator may do to a session, given by its whole identifier. Methods raise Problem."""
+
+    async def fail_over(self, session: str, to: str | None = None) -> Struct: ...
+    async def switch(self, session: str) -> Struct: ...
+    async def cancel(self, session: str) -> Struct: ...
+    async def fence(self, session: str) -> Struct: ...
+
+
+COMMANDS: Final = ("failover", "switch", "cancel", "fence")
 
 Send = Callable[[Any], Awaitable[None]]
 Receive = Callable[[], Awaitable[Any]]
@@ -93,11 +111,17 @@ def _clear_stale(path: Path) -> None:
 
 
 class Admin:
-    """The ASGI application behind the socket."""
+    """The ASGI application behind the socket. `commands` gives the router's, None while none runs here."""
 
-    def __init__(self, snapshots: Snapshots, version: str) -> None:
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        version: str,
+        commands: Callable[[], SessionCommands | None] = lambda: None,
+    ) -> None:
         self._snapshots = snapshots
         self._version = version
+        self._commands = commands
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """ASGI. The server's own start and stop are acknowledged; there is nothing here to start or stop."""
@@ -108,7 +132,10 @@ class Admin:
             return
         if scope["type"] != "http":
             return  # a WebSocket request; the server refuses it
-        status, body = self.answer(scope["method"], scope["path"])
+        if scope["method"] == "POST":
+            status, body = await self.command(scope["path"], scope.get("query_string", b"").decode("ascii", "replace"))
+        else:
+            status, body = self.answer(scope["method"], scope["path"])
         octets = json.dumps(body).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(octets)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -117,7 +144,7 @@ class Admin:
     def answer(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON body for one request."""
         if method != "GET":
-            return 405, {"detail": f"{method} is not offered here; GET is"}
+            return 405, {"detail": f"{method} is not offered here; GET is, and POST for commands"}
         match path.removeprefix("/").split("/"):
             case ["version"]:
                 roles = sorted(self._snapshots)
@@ -130,6 +157,37 @@ class Admin:
                 return 200, {"instances": self._instances()}
             case _:
                 return 404, {"detail": f"no resource {path}; there are /version, /sessions, /sessions/ID, /instances"}
+
+    async def command(self, path: str, query: str) -> tuple[int, dict[str, Any]]:
+        """Carry a command out: status and JSON body."""
+        match path.removeprefix("/").split("/"):
+            case ["sessions", wanted, name] if wanted and name in COMMANDS:
+                pass
+            case _:
+                return 404, {"detail": f"no command {path}; there are /sessions/ID/ with {', '.join(COMMANDS)}"}
+        commands = self._commands()
+        if commands is None:
+            return 409, {"detail": "no router runs on this node; commands are given where the router is"}
+        session: str = wanted
+        if len(session) < SESSION_ID_CHARACTERS:
+            status, found = self._session(session)
+            if status != 200:
+                return status, found
+            session = found["session"]
+        to = parse_qs(query).get("to", [None])[0]
+        try:
+            match name:
+                case "failover":
+                    done = await commands.fail_over(session, to)
+                case "switch":
+                    done = await commands.switch(session)
+                case "cancel":
+                    done = await commands.cancel(session)
+                case _:
+                    done = await commands.fence(session)
+        except Problem as problem:
+            return problem.status, {"detail": problem.detail}
+        return 200, _plain(done)
 
     def _session(self, wanted: str) -> tuple[int, dict[str, Any]]:
         sessions = self._sessions()

@@ -27,7 +27,7 @@ import h2.exceptions
 import h2.settings
 import trio
 
-from sdcpd.edge.h2_frames import CLOSE_S, OUTBOX_BYTES, READ_BYTES, Frames
+from sdcpd.edge.h2_frames import CLOSE_S, OUTBOX_BYTES, READ_BYTES, UNSENT_LIMIT_BYTES, Frames
 from sdcpd.edge.identity import CertificateNames
 from sdcpd.edge.transport import Response, TransportError
 from sdcpd.edge.wire_settings import PeerClientSettings
@@ -292,7 +292,10 @@ class ClientConnection:
                 self._heard_at = self._clock.now()
                 for event in self._h2.receive_data(octets):
                     self._take(event)
-                self._wake.set()
+                if self._h2.unsent_bytes:
+                    self._wake.set()
+                while self._h2.unsent_bytes > UNSENT_LIMIT_BYTES:
+                    await self._progress.park()
             self._lose("the peer closed the connection")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._lose(f"the connection broke: {error.__cause__ or error}")

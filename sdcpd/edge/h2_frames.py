@@ -5,12 +5,13 @@ To h2 a connection is over when either side has said GOAWAY: it sends nothing an
 breach of the protocol. Here GOAWAY is the beginning of the end (section 6.8): what is under way goes on, both ways.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import h2.config
 import h2.connection
 import h2.events
 import h2.settings
+import hpack
 from hyperframe.frame import Frame, GoAwayFrame
 
 STREAM_WINDOW_BYTES: Final = 1 << 20
@@ -23,8 +24,17 @@ OUTBOX_BYTES: Final = 256 << 10
 """How much of large bodies waits to be written: small messages wait behind it, some milliseconds at most."""
 READ_BYTES: Final = 32 << 10
 """At a time. A TLS record holds 16 KiB, and a buffer is made for each read."""
+UNSENT_LIMIT_BYTES: Final = 1 << 20
+"""Of all that waits to be written. A peer that asks, or pings, and takes nothing is read no further from there on."""
 CLOSE_S: Final = 0.5
 """What a farewell may take."""
+
+
+class _Encoder(hpack.Encoder):
+    """Fields as they are: Huffman codes save some octets and cost both ends a loop over each of them."""
+
+    def encode(self, headers: Any, huffman: bool = False) -> bytes:
+        return super().encode(headers, huffman)
 
 
 class Frames(h2.connection.H2Connection):
@@ -39,6 +49,7 @@ class Frames(h2.connection.H2Connection):
                 normalize_outbound_headers=False,
             )
         )
+        self.encoder = _Encoder()
 
     def greet(self, settings: dict[h2.settings.SettingCodes, int], window_bytes: int) -> None:
         """Our settings, those for large bodies added, and a connection's window of `window_bytes`."""
@@ -49,6 +60,11 @@ class Frames(h2.connection.H2Connection):
         self.decoder.max_header_list_size = values[codes.MAX_HEADER_LIST_SIZE]
         self.initiate_connection()
         self.increment_flow_control_window(window_bytes - DEFAULT_WINDOW_BYTES)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What `data_to_send` would return."""
+        return len(self._data_to_send)
 
     def say_goaway(self) -> None:
         """No request beyond those that came so far will be looked at."""

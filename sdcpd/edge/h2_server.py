@@ -33,7 +33,7 @@ import h2.settings
 import structlog
 import trio
 
-from sdcpd.edge.h2_frames import CLOSE_S, OUTBOX_BYTES, READ_BYTES, Frames
+from sdcpd.edge.h2_frames import CLOSE_S, OUTBOX_BYTES, READ_BYTES, UNSENT_LIMIT_BYTES, Frames
 from sdcpd.edge.identity import Identity
 from sdcpd.edge.transport import Request, Response
 from sdcpd.roles.ports import Clock
@@ -47,12 +47,8 @@ HEADER_LIST_BYTES: Final = 16 << 10
 ANSWER_TIMEOUT_S: Final = 120.0
 """For an answer to be taken. A peer that opens no window for it holds memory; its stream is reset then."""
 
-Receive = Callable[[], Awaitable[tuple[bytes, bool]]]
-"""The next piece of a body, and whether more is to come."""
 Send = Callable[[Response], Awaitable[None]]
 """Takes the answer, and returns when the peer's windows have taken all of it, or never will."""
-App = Callable[[Identity, Request, Receive, Send], Awaitable[None]]
-"""What answers, once. The request has its whole path and no body. Whatever it raises is our own fault."""
 
 Head = Sequence[tuple[bytes, bytes]]
 CODES: Final = h2.errors.ErrorCodes
@@ -86,7 +82,7 @@ class Inbox:
         self._pieces.clear()
 
     async def receive(self) -> tuple[bytes, bool]:
-        """Suspends only if it must."""
+        """The next piece, and whether more is to come. Suspends only if it must: never once `ended`."""
         while not self._pieces and not self.ended:
             self._some = trio.Event()
             await self._some.wait()
@@ -96,6 +92,10 @@ class Inbox:
     def _wake(self) -> None:
         if self._some is not None:
             self._some.set()
+
+
+App = Callable[[Identity, Request, Inbox, Send], Awaitable[None]]
+"""What answers, once. The request has its whole path and no body. Whatever it raises is our own fault."""
 
 
 class _Exchange:
@@ -214,7 +214,10 @@ class PeerConnection:
             while octets := await self._stream.receive_some(READ_BYTES):
                 for event in self._h2.receive_data(octets):
                     self._take(event, requests)
-                self._wake.set()
+                if self._h2.unsent_bytes:
+                    self._wake.set()
+                while self._h2.unsent_bytes > UNSENT_LIMIT_BYTES:
+                    await self._progress.park()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except h2.exceptions.H2Error as error:  # h2 has put a GOAWAY with the code into its buffer
@@ -255,7 +258,7 @@ class PeerConnection:
         """One request, to the last octet of its answer. Its peer's leaving cancels the scope."""
         try:
             with exchange.scope:
-                await self._app(self._identity, request, exchange.inbox.receive, partial(self._answer, exchange))
+                await self._app(self._identity, request, exchange.inbox, partial(self._answer, exchange))
         finally:
             del self._exchanges[exchange.number]
             self._idle_since = self._clock.now()

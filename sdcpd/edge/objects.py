@@ -12,10 +12,18 @@ caches of this process, which `near` names. Nothing is repeated here, and deadli
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar, assert_never
+from typing import Final, TypeVar, assert_never
 
 from sdcpd.cache.content_coding import GZIP, pack
-from sdcpd.cache.refs import CacheName, LogName, ObjectName, RecordName, directory_path, parse_reference
+from sdcpd.cache.refs import (
+    CacheName,
+    CacheReference,
+    LogName,
+    ObjectName,
+    RecordName,
+    directory_path,
+    parse_reference,
+)
 from sdcpd.edge.cache_answers import LEASES, content, leased, listed, removed, renewed, replaced, written
 from sdcpd.edge.cache_messages import CACHE_TYPE, LEASE_ID, LeaseRenewal, LeaseRequest
 from sdcpd.edge.cache_routes import LOG_TYPE
@@ -54,6 +62,9 @@ O = TypeVar("O", bound="Outcome")  # noqa: E741 - an outcome
 
 Outcome = AppendOutcome | ReadOutcome | RemoveOutcome | RenewOutcome | ListOutcome
 
+REFERENCES_LIMIT: Final = 1024
+"""Taken apart once and kept: a session's log is written each round."""
+
 _KINDS = {LogName: "a log", RecordName: "a directory record", ObjectName: "an object"}
 
 
@@ -78,6 +89,7 @@ class ObjectClient:
         self._caches = frozenset(normalize_base_uri(base) for base in caches)
         self._near = frozenset(normalize_base_uri(base) for base in near)
         self._workers = workers
+        self._references: dict[str, CacheReference] = {}
 
     async def create_log(self, ref: str, epoch: int, record: bytes = b"") -> AppendOutcome:
         """Begin a log, with a first record or none. TagMismatch: there is one already."""
@@ -235,16 +247,21 @@ class ObjectClient:
 
     def _named(self, ref: str, kind: type[N]) -> tuple[str, N] | StoreRefused:
         """The cache and the name of a reference, which must be of this kind."""
-        try:
-            where = parse_reference(ref)
-        except IllFormed as error:
-            return StoreRefused(status=400, detail=error.detail)
-        base = self._cache(where.base)
-        if isinstance(base, StoreRefused):
-            return base
+        where = self._references.get(ref)
+        if where is None:
+            try:
+                where = parse_reference(ref)
+            except IllFormed as error:
+                return StoreRefused(status=400, detail=error.detail)
+            base = self._cache(where.base)
+            if isinstance(base, StoreRefused):
+                return base
+            if len(self._references) >= REFERENCES_LIMIT:
+                self._references.clear()
+            self._references[ref] = where
         if not isinstance(where.name, kind):
             return StoreRefused(status=400, detail=f"the reference does not name {_KINDS[kind]}")
-        return base, where.name
+        return where.base, where.name
 
     def _lease(self, lease: str) -> tuple[str, str] | StoreRefused:
         """The cache and the path of a lease."""

@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 import trio
 from msgspec import Struct
 
-from sdcpd.edge.h2_server import Receive, Send
+from sdcpd.edge.h2_server import Inbox, Send
 from sdcpd.edge.identity import AS_FIELD, Identity
 from sdcpd.edge.problem_body import problem_response
 from sdcpd.edge.transport import REQUESTS_LIMIT, Handler, Request, Response
@@ -100,13 +100,13 @@ class PeerApp:
         """Requests that are being read, handled or answered."""
         return self._under_way
 
-    async def __call__(self, identity: Identity, head: Request, receive: Receive, send: Send) -> None:
-        """Answer one request, whose body is taken from `receive`."""
+    async def __call__(self, identity: Identity, head: Request, inbox: Inbox, send: Send) -> None:
+        """Answer one request, whose body is taken from `inbox`."""
         body = _Body()
         self._under_way += 1
         try:
             try:
-                response = await self._answer(identity, head, receive, body)
+                response = await self._answer(identity, head, inbox, body)
             except Problem as problem:
                 response = problem_response(problem, head.headers.get("accept", ""))
             await send(response)
@@ -114,12 +114,12 @@ class PeerApp:
             self._under_way -= 1
             self._bodies_bytes -= body.size
 
-    async def _answer(self, identity: Identity, head: Request, receive: Receive, body: "_Body") -> Response:
+    async def _answer(self, identity: Identity, head: Request, inbox: Inbox, body: "_Body") -> Response:
         """Raises Problem."""
         mount = self._mount(head.path)
         peer = identity.caller(head.headers.get(AS_FIELD))
         path = head.path[len(mount.prefix) :]
-        await self._collect(receive, mount.body_limit_bytes(head.method, path), body)
+        await self._collect(inbox, mount.body_limit_bytes(head.method, path), body)
         try:
             return await mount.handler(peer, Request(head.method, path, head.query, head.headers, body.octets()))
         except Exception as error:
@@ -135,21 +135,29 @@ class PeerApp:
                 return mount
         raise UnknownResource("no such resource")
 
-    async def _collect(self, receive: Receive, limit_bytes: int, body: "_Body") -> None:
-        """Take the body up to the first octet beyond the limit. Raises Problem."""
+    async def _collect(self, inbox: Inbox, limit_bytes: int, body: "_Body") -> None:
+        """The body, in its time. Raises Problem."""
+        if inbox.ended:  # as a rule: a small body comes with its head, and needs no deadline
+            await self._take(inbox, limit_bytes, body)
+            return
         with trio.move_on_after(BODY_TIMEOUT_S):
-            while True:
-                octets, more = await receive()
-                piece = octets[: limit_bytes + 1 - body.size]
-                if piece:
-                    body.pieces.append(piece)
-                    body.size += len(piece)
-                    self._bodies_bytes += len(piece)
-                if not more or body.size > limit_bytes:
-                    return
-                if self._bodies_bytes > BODIES_LIMIT_BYTES:
-                    raise Overloaded("too many bodies are under way", retry_after_s=1)
+            await self._take(inbox, limit_bytes, body)
+            return
         raise RequestTimeout(f"the body has not arrived within {BODY_TIMEOUT_S:.0f} s")
+
+    async def _take(self, inbox: Inbox, limit_bytes: int, body: "_Body") -> None:
+        """Up to the first octet beyond the limit. Raises Problem."""
+        while True:
+            octets, more = await inbox.receive()
+            piece = octets[: limit_bytes + 1 - body.size]
+            if piece:
+                body.pieces.append(piece)
+                body.size += len(piece)
+                self._bodies_bytes += len(piece)
+            if not more or body.size > limit_bytes:
+                return
+            if self._bodies_bytes > BODIES_LIMIT_BYTES:
+                raise Overloaded("too many bodies are under way", retry_after_s=1)
 
 
 class _Body:

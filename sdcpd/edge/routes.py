@@ -59,10 +59,11 @@ class DrafterService(Protocol):
 
 
 class RouterService(Protocol):
-    """What Table 1 asks of a router. Methods raise Problem."""
+    """What Table 1 and decision 84 ask of a router. Methods raise Problem."""
 
     async def report_status(self, peer: Peer, instance: str, message: Status) -> None: ...
     async def report_event(self, peer: Peer, message: Event) -> None: ...
+    async def read_output(self, peer: Peer, session: bytes, from_: int, wait_s: float) -> Output: ...
 
 
 class Call(Struct, frozen=True):
@@ -139,9 +140,9 @@ async def _propose(verifier: VerifierService, call: Call) -> Response:
     return answer(await verifier.propose(call.peer, call.message(Proposal)))
 
 
-async def _read_output(verifier: VerifierService, call: Call) -> Response:
+async def _read_output(service: VerifierService | RouterService, call: Call) -> Response:
     start, wait = output_start(call.request.query), wait_s(call.request.headers)
-    return answer(await verifier.read_output(call.peer, call.session(), start, wait))
+    return answer(await service.read_output(call.peer, call.session(), start, wait))
 
 
 async def _set_policy(verifier: VerifierService, call: Call) -> Response:
@@ -204,4 +205,5 @@ DRAFTER_ROUTES: Final = (
 ROUTER_ROUTES: Final = (
     Route("report_status", "PUT", "instances/*/status", _DRAFTER | _VERIFIER, MESSAGE_LIMIT_BYTES, _report_status),
     Route("report_event", "POST", "events", _VERIFIER, MESSAGE_LIMIT_BYTES, _report_event),
+    Route("read_output", "GET", "sessions/*/output", _ROUTER | {"client"}, 0, _read_output),
 )

@@ -15,7 +15,17 @@ from sdcpd.roles.generation import GenerationRefused
 RETRY_AFTER_S: Final = 1
 """Default of `Retry-After`: a place frees within seconds, as answers end."""
 
-COME_AGAIN: Final = frozenset({"verifier_overloaded", "verifier_unreachable", "verifier_lost", "router_stopped"})
+COME_AGAIN: Final = frozenset(
+    {
+        "verifier_overloaded",
+        "verifier_unreachable",
+        "verifier_lost",
+        "directory_unreachable",
+        "log_unreachable",
+        "taken_over",
+        "router_stopped",
+    }
+)
 """Reasons of the router with which a generation ends that say nothing about the request: another try may well do."""
 
 

@@ -14,7 +14,9 @@ from sdcpd.roles.ports import Clock, Meters
 
 Ending = Literal["stop", "length", "abort", "error"]
 
-UNTAKEN: Final = frozenset({"verifier_overloaded", "verifier_unreachable", "verifier_refused", "router_stopped"})
+UNTAKEN: Final = frozenset(
+    {"verifier_overloaded", "verifier_unreachable", "verifier_refused", "directory_unreachable", "router_stopped"}
+)
 """Reasons with which the router ends a generation whose session no verifier has opened, as far as is known."""
 
 

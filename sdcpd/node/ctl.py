@@ -4,7 +4,14 @@
     sdcpctl show ID             one session as each role sees it; ID may be shortened while unambiguous, and begin
                                 with a dash, as every 64th does
     sdcpctl instances           instances the router knows of, with their reported load
+    sdcpctl failover ID         take a session from its verifier, to another one or (--to URI) to that one
+    sdcpctl switch ID           have another drafter named for a session
+    sdcpctl cancel ID           end a session, for its client too
+    sdcpctl fence ID            write a fence into a session's log: its verifier can commit nothing more
     sdcpctl certs ...           make and show certificates: certs_command.py, which asks no daemon
+
+The last four are answered once they are under way, where the router runs; they are the same steps that the router takes
+when a verifier's status expires, a drafter is to be replaced or a client leaves.
 
 `--json` prints the node's answer as it is. Exit codes: 0 done, 1 not found, ambiguous or refused, 2 wrong usage, 3 the
 daemon cannot be reached, 4 a certificate has expired or soon does.
@@ -35,7 +42,9 @@ FILE_WIDTH: Final = 400
 OK, NOT_FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 DASHED_ID: Final = re.compile(r"-[A-Za-z0-9_-]+")
-SHOW_OPTIONS: Final = ("--json", "--socket", "--help")
+COMMANDS: Final = ("failover", "switch", "cancel", "fence")
+WITH_ID: Final = ("show", *COMMANDS)
+SHOW_OPTIONS: Final = ("--json", "--socket", "--to", "--help")
 
 
 class NodeUnreachable(Exception):
@@ -47,14 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(_ids_last(sys.argv[1:] if arguments is None else arguments))
     if options.command == "certs":
         return run_certs(options)
-    resource = f"/{options.command}"
-    if options.command == "show":
+    method, resource = "GET", f"/{options.command}"
+    if options.command in WITH_ID:
         if not options.id:
             print("sdcpctl: the session ID is empty; `sdcpctl sessions` lists those there are", file=sys.stderr)
             return USAGE
         resource = f"/sessions/{quote(options.id, safe='', errors='surrogateescape')}"
+    if options.command in COMMANDS:
+        method, resource = "POST", f"{resource}/{options.command}"
+        to = getattr(options, "to", None)
+        resource += f"?to={quote(to, safe='', errors='surrogateescape')}" if to is not None else ""
     try:
-        status, answer = ask(options.socket, resource)
+        status, answer = ask(options.socket, resource, method)
     except NodeUnreachable as error:
         print(f"sdcpctl: {error}", file=sys.stderr)
         return UNREACHABLE
@@ -87,22 +100,40 @@ def parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", parents=[shared], help="one session as each role sees it")
     show.add_argument("id", metavar="ID", help="session id, or an unambiguous beginning of it")
     commands.add_parser("instances", parents=[shared], help="instances the router knows of")
+    _add_commands(commands, shared)
     add_certs(commands)
     return result
 
 
+def _add_commands(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", shared: argparse.ArgumentParser
+) -> None:
+    """What is done to a session, besides looking at it."""
+    helps = {
+        "failover": "take a session from its verifier to another one",
+        "switch": "have another drafter named for a session",
+        "cancel": "end a session",
+        "fence": "fence a session's commit log",
+    }
+    for name in COMMANDS:
+        command = commands.add_parser(name, parents=[shared], help=helps[name])
+        command.add_argument("id", metavar="ID", help="session id, or an unambiguous beginning of it")
+        if name == "failover":
+            command.add_argument("--to", metavar="URI", help="base URI of the verifier that is to go on with it")
+
+
 def _ids_last(arguments: Sequence[str]) -> list[str]:
-    """`show`'s arguments with an ID that begins with a dash moved behind `--`, where argparse takes it for no option.
+    """Arguments with an ID that begins with a dash moved behind `--`, where argparse takes it for no option.
 
     Options, also those shortened as argparse allows, stay what they are: no ID of full length looks like one.
     """
-    if list(arguments[:1]) != ["show"] or "--" in arguments:
+    if not arguments or arguments[0] not in WITH_ID or "--" in arguments:
         return list(arguments)
     rest = arguments[1:]
     dashed = [each for each in rest if DASHED_ID.fullmatch(each) and not _is_option(each)]
     if not dashed:
         return list(arguments)
-    return ["show", *(each for each in rest if each not in dashed), "--", *dashed]
+    return [arguments[0], *(each for each in rest if each not in dashed), "--", *dashed]
 
 
 def _is_option(argument: str) -> bool:
@@ -120,11 +151,11 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def ask(path: str, resource: str) -> tuple[int, dict[str, Any]]:
-    """One GET over the socket at `path`: status and JSON body. Raises NodeUnreachable."""
+def ask(path: str, resource: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+    """One request over the socket at `path`: status and JSON body. Raises NodeUnreachable."""
     connection = _UnixConnection(path)
     try:
-        connection.request("GET", resource)
+        connection.request(method, resource)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     except PermissionError as error:
@@ -177,7 +208,15 @@ def _instances(console: Console, answer: dict[str, Any]) -> None:
     _print_or(console, table, rows, "no instances (the router runs on another node, or nothing has reported yet)")
 
 
-_RENDER: Final = {"sessions": _sessions, "show": _show, "instances": _instances}
+def _command(console: Console, answer: dict[str, Any]) -> None:
+    """One line: what was begun, and where the session stood."""
+    names = ("session", "command", "state", "epoch", "verifier", "drafter")
+    table = _table(*names)
+    table.add_row(*(_text(answer.get(name)) for name in names))
+    console.print(table)
+
+
+_RENDER: Final = {"sessions": _sessions, "show": _show, "instances": _instances} | dict.fromkeys(COMMANDS, _command)
 
 
 def _roles(entry: dict[str, Any]) -> list[str]:

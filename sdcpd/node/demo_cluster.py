@@ -1,4 +1,4 @@
-"""Four sdcpd, one a role, for a demonstration: real processes, real certificates, nothing shared but the network.
+"""Several sdcpd, one role each, for a demonstration: real processes, real certificates, nothing shared but the network.
 
 They run from the shipped files `config/ROLE.toml`; what is overridden are addresses, folders and the model, as on hosts
 of one's own. Everything lies in a temporary folder, and nothing is left behind.
@@ -16,30 +16,37 @@ from sdcpd.node.certs import init_authority, issue
 from sdcpd.node.demo_process import DaemonFailed, DemoProcess, free_port, get, set_arguments, wait_ready
 
 CONFIG_FOLDER: Final = Path(__file__).parents[2] / "config"
-START_ORDER: Final = ("cache", "router", "drafter", "verifier")
-"""Any order works; this one has the least to wait for."""
+ONE_OF_EACH: Final = {"cache": "cache", "router": "router", "drafter": "drafter", "verifier": "verifier"}
+"""Node to role, in the order of starting. Any order works; this one has the least to wait for."""
 HOST: Final = "127.0.0.1"
 
 
 class DemoCluster:
     """`with DemoCluster(model) as cluster:` starts it; `address` (host, port) is the router's client port.
 
-    `settings`: more `section.key=value` for each role.
+    `settings`: more `section.key=value` for each node. `nodes`: the role of each node by its name; one of them is
+    called `router`, and one `cache`.
     """
 
-    def __init__(self, model: Path, settings: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        settings: Mapping[str, Sequence[str]] | None = None,
+        nodes: Mapping[str, str] = ONE_OF_EACH,
+    ) -> None:
         self._model = model
         self._settings = settings or {}
+        self._nodes = dict(nodes)
         self._folder = tempfile.TemporaryDirectory(prefix="sdcpd-quickstart-")
-        self._ports = {role: free_port() for role in START_ORDER}
-        self._metrics_ports = {role: free_port() for role in START_ORDER}
+        self._ports = {node: free_port() for node in nodes}
+        self._metrics_ports = {node: free_port() for node in nodes}
         self._daemons: dict[str, DemoProcess] = {}
         self.address = (HOST, free_port())
 
     def __enter__(self) -> "DemoCluster":
         self._make_certificates(time.time())
-        for role in START_ORDER:
-            self.start(role)
+        for node in self._nodes:
+            self.start(node)
         return self
 
     def __exit__(
@@ -53,39 +60,45 @@ class DemoCluster:
         finally:
             self._folder.cleanup()
 
-    def start(self, role: str) -> DemoProcess:
-        """Start a role, or start it again after it has ended, with the state it left."""
-        arguments = ["--config", str(CONFIG_FOLDER / f"{role}.toml"), *set_arguments(self._overrides(role))]
-        self._daemons[role] = DemoProcess(f"the {role}", arguments, Path(self._folder.name) / f"{role}.log")
-        return self._daemons[role]
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of all nodes."""
+        return tuple(self._nodes)
 
-    def daemon(self, role: str) -> DemoProcess:
-        """The process of a role."""
-        return self._daemons[role]
+    def start(self, node: str) -> DemoProcess:
+        """Start a node, or start it again after it has ended, with the state it left."""
+        file = CONFIG_FOLDER / f"{self._nodes[node]}.toml"
+        arguments = ["--config", str(file), *set_arguments(self._overrides(node))]
+        self._daemons[node] = DemoProcess(f"the {node}", arguments, Path(self._folder.name) / f"{node}.log")
+        return self._daemons[node]
 
-    def base_uri(self, role: str) -> str:
-        """Where a role is reached by others."""
-        return f"https://{HOST}:{self._ports[role]}/{role}/"
+    def daemon(self, node: str) -> DemoProcess:
+        """The process of a node."""
+        return self._daemons[node]
 
-    def socket(self, role: str) -> Path:
-        """The admin socket of a role's node."""
-        return self._place(role) / "run" / "sdcpd.sock"
+    def base_uri(self, node: str) -> str:
+        """Where a node's role is reached by others."""
+        return f"https://{HOST}:{self._ports[node]}/{self._nodes[node]}/"
+
+    def socket(self, node: str) -> Path:
+        """The admin socket of a node."""
+        return self._place(node) / "run" / "sdcpd.sock"
 
     @property
     def authority(self) -> Path:
         """Folder of the authority and of all certificates."""
         return Path(self._folder.name) / "ca"
 
-    def metrics_address(self, role: str) -> tuple[str, int]:
-        """The operators' port of a role's node."""
-        return HOST, self._metrics_ports[role]
+    def metrics_address(self, node: str) -> tuple[str, int]:
+        """The operators' port of a node."""
+        return HOST, self._metrics_ports[node]
 
     def wait_ready(self, limit_s: float) -> None:
         """Block until all are ready. Raises DaemonFailed when one ends first or `limit_s` passes."""
         until = time.monotonic() + limit_s
-        for role in ("verifier", "drafter", "router"):
-            tail = self._daemons[role].tail
-            wait_ready(self.metrics_address(role), self.check, tail, max(0.0, until - time.monotonic()))
+        for node in sorted(self._nodes, key=lambda node: self._nodes[node] == "router"):  # which waits for a verifier
+            tail = self._daemons[node].tail
+            wait_ready(self.metrics_address(node), self.check, tail, max(0.0, until - time.monotonic()))
 
     def check(self) -> None:
         """Raise DaemonFailed if one of the processes has ended."""
@@ -99,20 +112,20 @@ class DemoCluster:
     def _make_certificates(self, now: float) -> None:
         authority = self.authority
         init_authority(authority, now=now)
-        for role, port in self._ports.items():
-            issue(authority, [role], CertHost(HOST, port), now=now, out=authority / role)
+        for node, port in self._ports.items():
+            issue(authority, [self._nodes[node]], CertHost(HOST, port), now=now, out=authority / node)
 
-    def _overrides(self, role: str) -> list[str]:
-        place, ca = self._place(role), self.authority
+    def _overrides(self, node: str) -> list[str]:
+        place, ca, role = self._place(node), self.authority, self._nodes[node]
         own = [
-            f"node.base_uri=https://{HOST}:{self._ports[role]}/",
+            f"node.base_uri=https://{HOST}:{self._ports[node]}/",
             f"node.state_dir={place / 'state'}",
             f"node.runtime_dir={place / 'run'}",
-            f"sdcp.listen={HOST}:{self._ports[role]}",
-            f"tls.certificate={ca / f'{role}.pem'}",
-            f"tls.key={ca / f'{role}.key'}",
+            f"sdcp.listen={HOST}:{self._ports[node]}",
+            f"tls.certificate={ca / f'{node}.pem'}",
+            f"tls.key={ca / f'{node}.key'}",
             f"tls.ca={ca / 'ca.pem'}",
-            f"metrics.listen={HOST}:{self._metrics_ports[role]}",
+            f"metrics.listen={HOST}:{self._metrics_ports[node]}",
         ]
         if role != "cache":
             own.append(f'peers.caches=["{self.base_uri("cache")}"]')
@@ -128,10 +141,10 @@ class DemoCluster:
                 own.append(f"drafter.tokenizer={self._model}")
             case _:
                 pass
-        return [*own, *self._settings.get(role, ())]
+        return [*own, *self._settings.get(node, ())]
 
-    def _place(self, role: str) -> Path:
-        return Path(self._folder.name) / role
+    def _place(self, node: str) -> Path:
+        return Path(self._folder.name) / node
 
 
 __all__ = ["DaemonFailed", "DemoCluster"]

@@ -77,8 +77,10 @@ METRICS: Final = (
     _counter("drafter_refusals_total", "Proposals that brought no verdict, by problem.", "suffix"),
     # The router.
     _counter("routed_sessions_total", "Sessions opened by the router."),
+    _counter("adopted_sessions_total", "Sessions taken up from the directory after a restart of the router."),
     _counter("routed_sessions_ended_total", "Sessions ended, by outcome.", "finish"),
     _counter("reassignments_total", "Sessions given to another drafter, by reason.", "reason"),
+    _counter("failover_total", "Sessions taken from their verifier, by what was wrong with it.", "kind"),
     _counter("instance_expirations_total", "Instances whose status ran out.", "role"),
     # Requests, as the client port sees them.
     _counter("requests_total", "Requests to the client port.", "endpoint", "status"),

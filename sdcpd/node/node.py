@@ -176,7 +176,7 @@ class Node:
         waited for: hosts start in any order.
         """
         config = self._config
-        admin = Admin(self._snapshots, __version__)
+        admin = Admin(self._snapshots, __version__, lambda: self.router.commands if self.router is not None else None)
         await stages.start(
             "admin", partial(serve_admin, admin, bind_admin_socket(config.node.socket), library_logger())
         )

@@ -44,10 +44,10 @@ class Cleanup:
     def lanes(self) -> tuple[Lane[Close] | Lane[Drop], ...]:
         return (self._close, *self._drops.values())
 
-    def close(self, now: float, *, open_in_flight: bool, open_lost: bool) -> None:
+    def close(self, verifier: str, now: float, *, open_in_flight: bool, open_lost: bool) -> None:
         """End the session at its verifier. `open_lost`: some session-open got no answer and may yet be carried out."""
         self._open_in_flight, self._open_lost = open_in_flight, open_lost
-        self._close.send(Close(verifier=self._plan.verifier, session=self._plan.session), now)
+        self._close.send(Close(verifier=verifier, session=self._plan.session), now)
 
     def open_settled(self, outcome: Outcome, now: float) -> None:
         """The session-open that was under way when the closing began has ended: ask again at once."""

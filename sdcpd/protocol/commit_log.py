@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, Struct, UnsetType
 
-from sdcpd.protocol.encoding import decode_item, encode, load_next
+from sdcpd.protocol.encoding import convert, encode, load_next
 from sdcpd.protocol.messages import Message, Sampling
 from sdcpd.protocol.problems import IllFormed
 from sdcpd.protocol.terms import Action, Hash32, Percent, Uint
@@ -90,7 +90,7 @@ def read_records(octets: bytes) -> list[tuple[Record, bytes]]:
         if not isinstance(item, dict):
             raise IllFormed(f"log record at octet {start} is not a map")
         kind: type[Record] = CommitRecord if "round" in item else EndRecord if "end" in item else FenceRecord
-        records.append((decode_item(raw, kind), raw))
+        records.append((convert(item, kind), raw))
     return records
 
 
@@ -142,6 +142,14 @@ def view(records: Iterable[Record]) -> LogView:
             case _:
                 pass
     return LogView(fence=fence, commits=tuple(commits), ended=ended)
+
+
+def fenced_above(log: bytes, epoch: int) -> bool:
+    """Whether a log's octets hold a fence above `epoch`. False for a damaged log, which says nothing."""
+    try:
+        return view(record for record, _ in read_records(log)).fence > epoch
+    except IllFormed:
+        return False
 
 
 class OurRecordStands(Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 `seq` = 2^32 x incarnation + counter. The incarnation tells lives of routers apart, the counter rises with every
 naming, so a late assignment or event can be told from the current one. Events of a verifier that does not know `seq`
-are told apart by (kind, committed).
+are told apart by (epoch, kind, committed).
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ class NamingOrder:
         self._incarnation = incarnation
         self._counter = 0
         self._caught_up = 0
-        self._seen: deque[tuple[Action, int]] = deque(maxlen=EVENTS_REMEMBERED)
+        self._seen: deque[tuple[int, Action, int]] = deque(maxlen=EVENTS_REMEMBERED)
 
     @property
     def latest(self) -> int:
@@ -53,6 +53,11 @@ class NamingOrder:
         self._counter = seq % _COUNTER_END
         return True
 
+    def overtaken(self, state: SessionState | None) -> bool:
+        """Whether the verifier holds a `seq` of a later incarnation: another router has taken the session up (111)."""
+        seq = UNSET if state is None else state.seq
+        return not isinstance(seq, UnsetType) and seq // _COUNTER_END > self._incarnation
+
     def is_news(self, event: Event, epoch: int, state: SessionState | None) -> bool:
         """Whether to act on an event. The end of a session is news whatever `seq` it names.
 
@@ -65,7 +70,7 @@ class NamingOrder:
             if event.seq > self.latest:
                 raise Conflict(f"event names seq {event.seq}; the latest given out is {self.latest}", state=state)
             return ends or event.seq == self.latest
-        key = (event.kind, event.committed)
+        key = (event.epoch, event.kind, event.committed)
         if key in self._seen:
             return ends
         self._seen.append(key)

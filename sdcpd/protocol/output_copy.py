@@ -2,10 +2,12 @@
 
 Theory: the verifier owns the committed prefix; a copy carries (n, d[n]) and may be behind. The router needs one for
 three ends: pages for the front end, the tokens it hands to a drafter with an assignment (only up to a length whose
-digest the verifier stated), and later to resume at another verifier. Indices are stable, so a page that overlaps the
-copy must repeat it token for token, and one that would leave a gap cannot be used.
+digest the verifier stated), and to resume at another verifier; then the log is read, and what it holds beyond the copy
+comes in by `resume`. Indices are stable, so a page that overlaps the copy must repeat it token for token, and one that
+would leave a gap cannot be used.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 
 from sdcpd.protocol import digests
@@ -62,6 +64,21 @@ class OutputCopy:
     def tokens(self, start: int, end: int | None = None) -> tuple[int, ...]:
         """Tokens at output indices start..end-1, to the end of the copy without `end`."""
         return tuple(self._tokens[start:end])
+
+    def resume(self, tokens: Sequence[int]) -> PageFault | None:
+        """Extend the copy to all tokens of the commit log; None unless they contradict what is held."""
+        if tuple(tokens[: len(self._tokens)]) != tuple(self._tokens):
+            return PageFault.CHANGED
+        added = tuple(tokens[len(self._tokens) :])
+        self._digest = digests.extend(self._digest, added)
+        self._tokens.extend(added)
+        return None
+
+    def move(self, epoch: int) -> None:
+        """From now on pages are of a higher epoch; those of the one before are discarded (6.7)."""
+        assert epoch > self._epoch
+        self._epoch = epoch
+        self.final = None
 
     def take(self, page: Output, vocabulary: int | None) -> PageFault | None:
         """Extend the copy by what `page` adds; None when it fits, even if it adds nothing."""

@@ -1,11 +1,12 @@
 """The router's machine for one session: open it, keep somebody decoding it, see it end (draft 6.1, 6.5.2, 6.7, 6.9).
 
-Theory. A session has a verifier for life (failover is not built yet: a lost verifier fails the session, loudly) and,
-at any time, somebody who carries it on, the *target*: a drafter, or the verifier itself (decision 110: speculation
-switched off, no live permitted drafter, or speculation unprofitable at the verifier's load).
+Theory. A session has one verifier at a time and, at any time, somebody who carries it on, the *target*: a drafter, or
+the verifier itself (decision 110: speculation switched off, no live permitted drafter, or speculation unprofitable at
+the verifier's load).
 
     OPENING -> NAMING -> [GATHERING -> PUBLISHING ->] ASSIGNING -> SETTLED      and from each of these back to NAMING
     any -> ENDING (the verifier says it is over; the last tokens are being read) -> ENDED
+    any -> RECOVERING (the verifier is lost: failover.py takes the session from it) -> OPENING at the next epoch
 
 The order of 6.1 is in the transitions: only the verifier's answer to PUT drafter yields the assignment for the
 drafter, with round, committed and digest copied from that answer (41). Where it states committed tokens, the
@@ -13,70 +14,55 @@ assignment waits until the output read so far reaches that length and its digest
 tokens are published as an object (91). Every naming takes a higher `seq` (111), so that late messages lose.
 
 Beside this main lane run the reading of output (output_reader) and the closing (cleanup). What a drafter does wrong
-costs time, never the session: it is rested or excluded and somebody else is named (drafter_choice). What the verifier
-refuses for good ends the session.
+costs time, never the session: it is rested or excluded and somebody else is named (drafter_choice). A verifier is lost
+when its status expires, when another process answers in its place, when it does not know the session or serves it no
+longer (95), or when an operator says so; a false alarm is safe. What a verifier refuses for good ends the session.
 
 Knows the fleet (who is alive, whom to prefer); refuses to know tasks, HTTP and clocks: `now` comes in. Every input
 returns what to do next, in order, and none raises but `event`, when its sender is wrong.
 """
 
-from enum import Enum
-from typing import Final
+from msgspec import UnsetType
 
-from msgspec import UNSET, UnsetType
-
+from sdcpd.protocol.assigning import Assignments
 from sdcpd.protocol.cleanup import Cleanup
 from sdcpd.protocol.drafter_choice import DrafterChoice
-from sdcpd.protocol.encoding import encode_tokens
+from sdcpd.protocol.failover import Adopted, Failover, GaveUp, Over, Result, Resumable
 from sdcpd.protocol.fleet import Fleet
-from sdcpd.protocol.messages import Assignment, Event, SessionOpen, SessionState
+from sdcpd.protocol.messages import Assignment, Event, SessionState
 from sdcpd.protocol.naming_order import NamingOrder
+from sdcpd.protocol.opening import Opening, Overtaken, Unopened
 from sdcpd.protocol.output_copy import OutputCopy
-from sdcpd.protocol.output_reader import OutputReader
+from sdcpd.protocol.output_reader import OutputReader, Unserved, unserved_kind
 from sdcpd.protocol.placement_values import (
     FIRST_EPOCH,
     Accepted,
     Assign,
-    Close,
-    Drop,
     Ending,
-    Lost,
+    FailingOver,
     Moved,
     Name,
     Open,
     Outcome,
     Patience,
+    Phase,
     Plan,
     Publish,
-    Read,
     Refused,
+    WriteRecord,
     passing,
     retry_after_s,
     words,
 )
-from sdcpd.protocol.retry_lane import Lane, Outbox, Step
+from sdcpd.protocol.retry_lane import AnyLane, Lane, MainLane, Outbox, Step
 from sdcpd.protocol.terms import Action, State
-
-REPOLL_S: Final = 2.0
-"""A poll for output that exists is answered at once; one that is not has been lost, and a new one is sent."""
-
-
-class Phase(Enum):
-    """Where the main lane of a session stands; see the module's text."""
-
-    OPENING = "opening"
-    NAMING = "naming"
-    GATHERING = "gathering"
-    PUBLISHING = "publishing"
-    ASSIGNING = "assigning"
-    SETTLED = "settled"
-    ENDING = "ending"
-    ENDED = "ended"
+from sdcpd.protocol.verifier_watch import VerifierWatch
 
 
 class Placement:
-    """One session. `start` once; then `outcome`, `event`, `tick` and `cancel` in any order and number.
+    """One session. `start` once; then `outcome`, `event`, `tick`, `fail_over`, `switch` and `cancel` in any order.
 
+    `verifier` serves the session at `epoch`, or is asked to open it, or was lost while it is RECOVERING.
     `ending` is set when it is known how the session ended; `done` is true when nothing is left to be cleaned up.
     `target` is who carries the session on: a drafter's URI, the verifier's own (110), or None for nobody.
     `round` is the last one the verifier told of.
@@ -85,6 +71,7 @@ class Placement:
     def __init__(self, plan: Plan, fleet: Fleet, patience: Patience) -> None:
         self.plan = plan
         self.epoch = FIRST_EPOCH
+        self.verifier = plan.verifier
         self.ending: Ending | None = None
         self.phase = Phase.OPENING
         self.target: str | None = None
@@ -92,22 +79,21 @@ class Placement:
         self._fleet = fleet
         self._patience = patience
         self._outbox = Outbox(patience, plan.jitter)
-        self._main: Lane[Open | Name | Publish | Assign] = Lane(self._outbox)
+        self._main: MainLane = Lane(self._outbox)
         self._reader = OutputReader(plan, self.epoch, self._outbox)
+        self._opening = Opening(plan, self._main, patience)
+        self._failover = Failover(plan, fleet, patience, self._outbox, self._reader.copy)
         self._cleanup = Cleanup(plan, fleet, self._outbox)
         self._order = NamingOrder(plan.incarnation)
-        self._choice = DrafterChoice(plan, fleet, patience.drafter_rest_s)
-        self._state: SessionState | None = None  # last answer of the verifier
+        self._choice = DrafterChoice(plan, fleet, patience)
+        self._assignments = Assignments(plan)
+        self._watch = VerifierWatch(fleet, plan.verifier, plan.verifier_boot)
         self._target_boot: bytes | None = None
         self._named_at = 0  # committed length when the target was named
         self._assigned: str | None = None  # the drafter that may hold the latest assignment sent
-        self._published: int | None = None  # the round whose tokens were published last
-        self._output_wait_s = 0.0  # how long output may stand still while it is waited for ...
-        self._output_due: float | None = None  # ... and until when; None while nothing waits for it
-        self._repoll_at = 0.0  # when a poll under way counts as lost, while output is waited for
         self._unprofitable = False  # the verifier asked for 110 (event kind 3)
+        self._follows = False  # another router cares for the session: it is read, and nobody is named (89)
         self._decodes_alone = True  # until the answer to a 110 lacks state 3
-        self._open_lost = False  # some session-open may have been carried out unanswered
 
     # -- what others may ask ------------------------------------------------------------------------------------
 
@@ -124,7 +110,7 @@ class Placement:
     @property
     def drafter(self) -> str | None:
         """The drafter named last, None while the verifier decodes alone or nobody is named."""
-        return None if self.target == self.plan.verifier else self.target
+        return None if self.target == self.verifier else self.target
 
     @property
     def done(self) -> bool:
@@ -134,24 +120,26 @@ class Placement:
     def next_deadline(self) -> float | None:
         """When `tick` has something to do besides looking at the fleet."""
         dues = [lane.due for lane in self._lanes() if lane.due is not None]
-        if self._output_due is not None:
-            dues += [self._output_due, self._repoll_at]
-        return min(dues, default=None)
+        dues += self._reader.next_deadlines()
+        failover_due = self._failover.next_deadline()
+        return min(dues if failover_due is None else [*dues, failover_due], default=None)
 
     # -- inputs -------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> tuple[Step, ...]:
-        """Send session-open (6.1). To this verifier only, whatever becomes of it (decision 30)."""
+        """Send session-open (6.1). At this epoch to this verifier only, whatever becomes of it (decision 30)."""
         assert self._outbox.calls == 0
-        message = SessionOpen(
-            session=self.plan.session,
-            epoch=self.epoch,
-            contract=self.plan.contract,
-            prompt=self.plan.prompt,
-            commit_log=self.plan.commit_log,
-            router=self.plan.router,
-        )
-        self._main.send(Open(verifier=self.plan.verifier, message=message), now)
+        self._opening.first(now)
+        return self._outbox.take()
+
+    def adopt(self, epoch: int, tag: str, now: float) -> tuple[Step, ...]:
+        """Instead of `start`: take the session up where the directory says that it is, at `epoch` (106). `tag` is that
+        of its record, in which the incarnation was raised."""
+        if epoch > FIRST_EPOCH:
+            self._reader.move(self.verifier, epoch)
+        self.epoch, self._opening.tag = epoch, tag
+        self.phase = Phase.RECOVERING
+        self._failover.adopt(epoch, self.verifier, now)
         return self._outbox.take()
 
     def outcome(self, call: int, outcome: Outcome, now: float) -> tuple[Step, ...]:
@@ -160,6 +148,8 @@ class Placement:
             self._main_outcome(outcome, now)
         elif self._reader.lane.answers(call):
             self._read_outcome(outcome, now)
+        elif self._failover.lane.answers(call):
+            self._recover(self._failover.outcome(outcome, now), now)
         elif self._cleanup.outcome(call, outcome, now) and self.ending is not None and not self._cleanup.closing:
             self._main.clear()  # a session-open still under way no longer matters
         return self._outbox.take()
@@ -170,8 +160,8 @@ class Placement:
         Raises StaleEpoch for another epoch (49) and Conflict for a `seq` never given out (111). Repeats and events
         that a newer naming has overtaken do nothing.
         """
-        news = self._order.is_news(event, self.epoch, self._state)
-        if news and self.ending is None and self.phase is not Phase.ENDING:
+        news = self._order.is_news(event, self.epoch, self._assignments.state)
+        if news and self.ending is None and self.phase not in (Phase.ENDING, Phase.RECOVERING):
             if not isinstance(event.round, UnsetType):
                 self.round = max(self.round, event.round)
             self._act_on(event, now)
@@ -183,15 +173,26 @@ class Placement:
             self._end(Ending(finish=Action.FAIL, reason="cancelled", cancelled=True), now)
         return self._outbox.take()
 
+    def fail_over(self, now: float, to: str | None = None) -> tuple[Step, ...]:
+        """An operator wants another verifier for it, `to` where that lives. On the same path as a lost one (6.9)."""
+        if self.ending is None:
+            self._fail_over("operator", now, to=to)
+        return self._outbox.take()
+
+    def switch(self, now: float) -> tuple[Step, ...]:
+        """An operator wants another drafter for it, the same one only for want of another (6.5.2, decision 82)."""
+        if self.ending is None and self.phase not in (Phase.OPENING, Phase.RECOVERING, Phase.ENDING):
+            self._place("operator", now, avoid=self.drafter)
+        return self._outbox.take()
+
     def tick(self, now: float) -> tuple[Step, ...]:
         """Time passed or the fleet changed: judge verifier and target, look for a drafter, repeat what is due."""
         if self.ending is None:
             self._supervise(now)
-        if self._output_due is not None and self._output_due <= now:
+        if self._failover.active:
+            self._recover(self._failover.tick(now), now)
+        if self._reader.tick(now):
             self._fail("output_behind", "the verifier states more output than it delivers", now)
-        elif self._output_due is not None and self._repoll_at <= now:
-            self._repoll_at = now + REPOLL_S
-            self._reader.again(now)
         for lane in self._lanes():
             lane.repeat(now)
         return self._outbox.take()
@@ -205,7 +206,7 @@ class Placement:
             self._cleanup.open_settled(outcome, now)
             return
         match self._main.action:
-            case Open():
+            case WriteRecord() | Open():
                 self._open_outcome(outcome, now)
             case Name():
                 self._name_outcome(outcome, now)
@@ -213,33 +214,41 @@ class Placement:
                 self._publish_outcome(outcome, now)
             case Assign(message=message):
                 self._assign_outcome(message.drafter, outcome, now)
-            case None:
+            case None:  # pragma: no cover - `answers` is false for an idle lane
                 raise AssertionError("an idle lane has no outcome")
 
     def _open_outcome(self, outcome: Outcome, now: float) -> None:
-        if isinstance(outcome, SessionState):
-            self._main.clear()
-            if self._note_state(outcome, now):
-                self._reader.begin(now)
-                self._place(None, now)
-            return
-        self._open_lost = self._open_lost or isinstance(outcome, Lost)
-        self._retry_or_fail(outcome, self._patience.open_give_up_s, now)
+        match self._opening.outcome(outcome, now, elsewhere=self._failover.elsewhere(now, self.verifier)):
+            case SessionState() as state:
+                if self._note_state(state, now):
+                    self._reader.begin(now)
+                    self._place(None, now)  # policies in force (92) are to be posted again before this; none exist yet
+            case Unopened():
+                self._fail_over("unopened", now)
+            case Overtaken():
+                self._failover.yields = True
+                self._fail_over("overtaken", now)
+            case Ending() as ending:
+                self._end(ending, now)
+            case None:
+                pass
 
     def _place(self, reason: str | None, now: float, avoid: str | None = None) -> None:
         """Choose who carries the session on and name it at the verifier. `reason` None: the first time."""
         self._main.clear()
-        self._output_due = None
-        chosen = None
+        self._reader.await_nothing()
+        if self._follows:
+            self.phase, self.target = Phase.SETTLED, None
+            return
+        chosen, target = None, self.verifier if self._decodes_alone else None
         if self._wants_drafter or not self._decodes_alone:
             chosen = self._choice.candidate(now, avoid=avoid, dropping=self._cleanup.dropping)
-        target: str | None
         if chosen is not None:
             target, self._target_boot = chosen.uri, chosen.boot
             self._fleet.placed(chosen.uri)
         else:
             # Nobody at all (None): the verifier waits (state 2) and the fleet is looked at again with every tick.
-            target, self._target_boot = (self.plan.verifier if self._decodes_alone else None), None
+            self._target_boot = None
         if self._assigned is not None and self._assigned != target:
             self._cleanup.drop(self._assigned, now)
             self._assigned = None
@@ -252,7 +261,7 @@ class Placement:
         self.phase = Phase.NAMING
         self._order.next()
         self._named_at = len(self.output)
-        self._main.send(Name(verifier=self.plan.verifier, message=self._assignment(target)), now)
+        self._main.send(Name(verifier=self.verifier, message=self._message(target)), now)
 
     def _name_outcome(self, outcome: Outcome, now: float) -> None:
         if isinstance(outcome, SessionState):
@@ -260,7 +269,7 @@ class Placement:
             if not self._note_state(outcome, now):
                 return
             self._named_at = outcome.committed
-            if self.target != self.plan.verifier:
+            if self.target != self.verifier:
                 self.phase = Phase.GATHERING
                 self._gather(now)
             elif outcome.state == State.SELF_DECODING:
@@ -272,29 +281,31 @@ class Placement:
             self._await_end(now)
         elif isinstance(outcome, Refused) and outcome.status == 409 and self._order.catch_up(outcome.state):
             self._place("seq_overtaken", now)
+        elif isinstance(outcome, Refused) and outcome.status == 409 and self._order.overtaken(outcome.state):
+            self._follows = self._failover.yields = True
+            self._place(None, now)
         else:
             self._retry_or_fail(outcome, self._patience.name_give_up_s, now)
 
     def _gather(self, now: float) -> None:
         """Wait for output up to the length the verifier answered, check the chain, publish, assign (41, 91)."""
-        state = self._known_state
+        state = self._assignments.known
         if len(self.output) < state.committed:
-            if self._output_due is None:
-                self._await_output(self._patience.gather_give_up_s, now)
+            if not self._reader.awaiting:
+                self._reader.await_more(self._patience.gather_give_up_s, now)
             return
-        self._output_due = None
+        self._reader.await_nothing()
         if self.output.digest_at(state.committed) != state.digest:
             self._fail("digest_mismatch", "the output read is not the prefix that the verifier states", now)
-        elif state.committed == 0 or self._published == state.round:
+        elif self._assignments.ready:
             self._assign(now)
         else:
             self.phase = Phase.PUBLISHING
-            octets = encode_tokens(self.output.tokens(0, state.committed))
-            self._main.send(Publish(ref=self._tokens_ref(state), octets=octets), now)
+            self._main.send(self._assignments.publish(self.output.tokens(0, state.committed)), now)
 
     def _publish_outcome(self, outcome: Outcome, now: float) -> None:
         if isinstance(outcome, Accepted):
-            self._published = self._known_state.round
+            self._assignments.published(self._assignments.known.round)
             self._assign(now)
         elif passing(outcome) and self._main.tries < self._patience.tries:
             self._main.wait(now, retry_after_s(outcome))
@@ -302,30 +313,27 @@ class Placement:
             self._choice.pause(now)  # without these tokens no drafter can start
             self._place("tokens_unpublished", now)
 
+    def _message(self, target: str) -> Assignment:
+        return self._assignments.message(self.verifier, target, self.seq)
+
     def _assign(self, now: float) -> None:
         assert self.target is not None
         self.phase = Phase.ASSIGNING
         self._assigned = self.target
-        self._main.send(Assign(message=self._assignment(self.target)), now)
+        self._main.send(Assign(message=self._message(self.target)), now)
 
     def _assign_outcome(self, drafter: str, outcome: Outcome, now: float) -> None:
-        asked_s = retry_after_s(outcome)
         if isinstance(outcome, Accepted):
             self._main.clear()
             self.phase = Phase.SETTLED
-        elif not passing(outcome):
-            self._choice.exclude(drafter)  # it may not or cannot (44); another may
-            self._assigned = None
-            self._place("drafter_refused", now)
-        elif asked_s is not None:
-            self._choice.rest_for(drafter, asked_s, now)  # full (44)
-            self._assigned = None
-            self._place("drafter_overloaded", now)
-        elif self._main.tries < self._patience.tries:
+            return
+        reason = self._choice.judged(drafter, outcome, self._main.tries, now)
+        if reason is None:
             self._main.wait(now)
-        else:
-            self._choice.rest(drafter, now)
-            self._place("drafter_unreachable", now)
+            return
+        if reason != "drafter_unreachable":  # that one may have it, and is to be told otherwise
+            self._assigned = None
+        self._place(reason, now)
 
     # -- events and supervision ---------------------------------------------------------------------------------
 
@@ -348,11 +356,11 @@ class Placement:
 
     def _supervise(self, now: float) -> None:
         """6.9 and decision 95: who is silent too long or restarted is lost; 110: who appears is used."""
-        verifier = self._fleet.get(self.plan.verifier)
-        if verifier is None or not self._fleet.alive(self.plan.verifier, now):
-            self._fail("verifier_lost", "its status expired; failover is not built yet", now)
-        elif self.plan.verifier_boot is not None and verifier.boot != self.plan.verifier_boot:
-            self._fail("verifier_lost", "it restarted; failover is not built yet", now, gone=True)
+        if self.phase is Phase.RECOVERING:
+            return
+        lost = self._watch.trouble(now)
+        if lost is not None:
+            self._fail_over(lost, now)
         elif self.phase in (Phase.OPENING, Phase.ENDING):
             return
         elif self.drafter is not None:
@@ -363,6 +371,7 @@ class Placement:
                 self._place(trouble, now)
         elif (
             self.phase is Phase.SETTLED
+            and not self._follows
             and (self.target is None or self._wants_drafter)
             and self._choice.candidate(now, avoid=None, dropping=self._cleanup.dropping) is not None
         ):
@@ -372,6 +381,45 @@ class Placement:
     def _wants_drafter(self) -> bool:
         return self.plan.speculation and not self._unprofitable
 
+    def _fail_over(self, kind: str, now: float, to: str | None = None) -> None:
+        """The verifier is lost or taken for lost: nothing it says counts any more, its log decides (6.9)."""
+        self._outbox.put(FailingOver(kind, self.verifier, self.epoch))
+        self.phase, self.target = Phase.RECOVERING, None
+        self._main.clear()
+        self._reader.leave()
+        # A process that restarted is as good as any other.
+        avoid = None if kind == "restarted" else self.verifier
+        self._failover.begin(self.epoch, now, avoid=avoid, to=to)
+
+    def _recover(self, result: Result | None, now: float) -> None:
+        match result:
+            case Resumable(verifier=verifier, boot=boot, epoch=epoch, resume=resume):
+                self._watch.moved(verifier, boot, now, unsure=verifier == self.verifier)
+                self.verifier, self.epoch = verifier, epoch
+                self.round = max(self.round, resume.round)
+                self._assignments.moved(resume.round)
+                self._unprofitable, self._decodes_alone, self._follows = False, True, False
+                self._reader.move(verifier, epoch)
+                self.phase = Phase.OPENING
+                self._opening.resume(result, now)
+            case Adopted(verifier=verifier, state=state, follow=follow):
+                self._watch.found(verifier, now)
+                self.verifier = verifier
+                if state.epoch > self.epoch:
+                    self.epoch = state.epoch
+                    self._reader.move(verifier, state.epoch)
+                self._follows = follow
+                if self._note_state(state, now):
+                    self._reader.begin(now)
+                    self._place(None, now)
+            case Over(ending=end):
+                cancelled = end.reason == "cancelled"
+                self._end(Ending(finish=end.finish, reason=end.reason, cancelled=cancelled, gone=True), now)
+            case GaveUp(reason=reason, detail=detail):
+                self._fail(reason, detail, now)
+            case None:
+                pass
+
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def _note_state(self, state: SessionState, now: float) -> bool:
@@ -379,7 +427,7 @@ class Placement:
         if state.session != self.plan.session or state.epoch != self.epoch:
             self._fail("verifier_breach", "it answered for another session or epoch", now)
             return False
-        self._state = state
+        self._assignments.state = state
         self.round = max(self.round, state.round)
         if state.state in (State.FINISHED, State.FAILED):
             self._reader.begin(now)
@@ -391,92 +439,56 @@ class Placement:
         """The verifier says that the session is over: nobody is named any more, the last page tells how it ended."""
         self._main.clear()
         self.phase = Phase.ENDING
-        self._await_output(self._patience.read_give_up_s, now)
-
-    def _await_output(self, wait_s: float, now: float) -> None:
-        """Output is known to exist that was not read yet: it must come, and may stand still for `wait_s` at most."""
-        self._output_wait_s, self._output_due = wait_s, now + wait_s
-        self._repoll_at = now + REPOLL_S
-        self._reader.lane.hurry(now)
+        self._reader.await_more(self._patience.read_give_up_s, now)
 
     def _read_outcome(self, outcome: Outcome, now: float) -> None:
-        held = len(self.output)
         ending = self._reader.outcome(outcome, now)
-        if self._output_due is not None and len(self.output) > held:
-            self._output_due = now + self._output_wait_s
-            self._repoll_at = now + REPOLL_S
-        if ending is not None:
+        if isinstance(ending, Unserved):
+            self._fail_over(ending.kind, now)
+        elif ending is not None:
             self._end(ending, now)
         elif self.phase is Phase.GATHERING:
             self._gather(now)
 
     def _retry_or_fail(self, outcome: Outcome, give_up_s: float, now: float) -> None:
-        """Decision 36: 5xx and lost answers again with the identical body; any other refusal is final."""
-        tried_s = now - self._main.since
-        if passing(outcome) and tried_s < give_up_s:
+        """Decision 36: 5xx and lost answers again with the identical body. Silent for too long, or without the session
+        (404), or fenced: lost. Any other refusal is final."""
+        if passing(outcome) and now - self._main.since < give_up_s:
             self._main.wait(now, retry_after_s(outcome))
             return
         self._main.clear()
-        if passing(outcome):
-            code = "verifier_unreachable" if isinstance(outcome, Lost) else "verifier_overloaded"
-            self._fail(code, f"gave up after {tried_s:.1f} s: {words(outcome)}", now)
+        kind = "unreachable" if passing(outcome) else unserved_kind(outcome)
+        if kind in ("unreachable", "forgotten", "fenced"):
+            self._fail_over(kind, now)
         else:
-            gone = isinstance(outcome, Refused) and outcome.status == 404
-            lost = gone and self.phase is not Phase.OPENING
-            self._fail("verifier_lost" if lost else "verifier_refused", words(outcome), now, gone=gone)
+            self._fail("verifier_refused", words(outcome), now)
 
-    def _fail(self, reason: str, detail: str, now: float, *, gone: bool = False) -> None:
-        self._end(Ending(finish=Action.FAIL, reason=reason, detail=detail, gone=gone), now)
+    def _fail(self, reason: str, detail: str, now: float) -> None:
+        self._end(Ending(finish=Action.FAIL, reason=reason, detail=detail), now)
 
     def _end(self, ending: Ending, now: float) -> None:
         """The session is over for the client; what it holds elsewhere is being let go."""
         assert self.ending is None
         opening = self.phase is Phase.OPENING
+        lost = self.phase is Phase.RECOVERING and not self._watch.alive(now)
         self.ending = ending
         self.phase = Phase.ENDED
         if ending.stats is not None:
             self.round = max(self.round, ending.stats.rounds)  # rounds are consecutive from 1, and this counts them
-        self._output_due = None
-        self._reader.lane.clear()
-        open_in_flight = opening and self._main.in_flight
+        self._reader.leave()
+        self._failover.stop()
+        open_in_flight = self._main.in_flight and isinstance(self._main.action, Open)
         if not open_in_flight:
             self._main.clear()
-        if not ending.gone and (open_in_flight or self._open_lost or not opening):
-            self._cleanup.close(now, open_in_flight=open_in_flight, open_lost=opening and self._open_lost)
+        if not (ending.gone or lost or self._follows) and (open_in_flight or self._opening.lost or not opening):
+            self._cleanup.close(
+                self.verifier, now, open_in_flight=open_in_flight, open_lost=opening and self._opening.lost
+            )
         else:
             self._main.clear()
         if self._assigned is not None and ending.finish is not Action.FINISH:
             # A finishing drafter learns it from its verdict; dropping it here would only race with that.
             self._cleanup.drop(self._assigned, now)
 
-    # -- small change -------------------------------------------------------------------------------------------
-
-    @property
-    def _known_state(self) -> SessionState:
-        assert self._state is not None, "the verifier answered before anything was placed"
-        return self._state
-
-    def _assignment(self, target: str) -> Assignment:
-        """The assignment for `target`; where the session stands is copied from the verifier's last answer (41)."""
-        state = self._known_state
-        published = state.committed > 0 and self._published == state.round
-        return Assignment(
-            session=self.plan.session,
-            epoch=self.epoch,
-            contract=self.plan.contract,
-            verifier=self.plan.verifier,
-            drafter=target,
-            prompt=self.plan.prompt,
-            round=state.round,
-            committed=state.committed,
-            digest=state.digest,
-            committed_tokens=self._tokens_ref(state) if published else UNSET,
-            m_init=self.plan.m_init,
-            seq=self.seq,
-        )
-
-    def _tokens_ref(self, state: SessionState) -> str:
-        return f"{self.plan.objects}{self.epoch}/{state.round}/tokens"
-
-    def _lanes(self) -> tuple[Lane[Open | Name | Publish | Assign] | Lane[Read] | Lane[Close] | Lane[Drop], ...]:
-        return (self._main, self._reader.lane, *self._cleanup.lanes())
+    def _lanes(self) -> tuple[AnyLane, ...]:
+        return (self._main, self._reader.lane, self._failover.lane, *self._cleanup.lanes())

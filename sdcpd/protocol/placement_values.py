@@ -4,6 +4,7 @@ An *action* is one call to make, with the number under which its *outcome* is to
 call under the deadline it has for that kind and reports exactly one outcome, or none if the session ended meanwhile.
 """
 
+from enum import Enum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -12,15 +13,32 @@ from sdcpd.protocol.messages import Assignment, Contract, Output, SessionOpen, S
 from sdcpd.protocol.terms import Action
 
 FIRST_EPOCH: Final = 1
-"""The only epoch until failover is built (6.9)."""
+"""Of every session at its first verifier (6.1); each attempt at another one takes a higher one (6.9, decision 30)."""
+
+
+class Phase(Enum):
+    """Where the main lane of a session stands; see placement.py."""
+
+    OPENING = "opening"
+    NAMING = "naming"
+    GATHERING = "gathering"
+    PUBLISHING = "publishing"
+    ASSIGNING = "assigning"
+    SETTLED = "settled"
+    RECOVERING = "recovering"
+    ENDING = "ending"
+    ENDED = "ended"
 
 
 class Plan(Struct, frozen=True, kw_only=True):
     """All that is fixed for one session when it is placed.
 
     `objects` is the base under which this session's objects are named, ending in `/` (cache part of the decisions).
-    `incarnation` is the upper half of every `seq` (decision 111). `jitter` in [0.5, 1] stretches this session's
-    backoffs, so that sessions which failed together do not retry together.
+    `verifier` is the first one; where the session lives later is the machine's to say. `incarnation` is the upper half
+    of every `seq` (decision 111). `nonce` makes this router's fences its own (decision 85).
+    `record` is where the directory record goes (106), None for a session without one, and `model` the name a client
+    used. `jitter` in [0.5, 1] stretches this session's backoffs, so that sessions which failed together do not retry
+    together.
     """
 
     session: bytes
@@ -35,6 +53,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     m_init: int
     incarnation: Annotated[int, Meta(ge=0, lt=1 << 31)]
     speculation: bool
+    nonce: str = ""
+    record: str | None = None
+    model: str = ""
     jitter: float = 1.0
 
 
@@ -45,6 +66,7 @@ class Patience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `name_give_up_s`     a PUT drafter that stays unanswered or is put off
     `gather_give_up_s`   the verifier states a length, and the output up to it does not come
     `read_give_up_s`     output unreadable although the verifier still reports itself alive
+    `failover_give_up_s` the log unreachable, or no verifier to be found, while a session is taken from a lost one
     `close_give_up_s`    DELETE of a session; after that the verifier's own limits end it (decision 82)
     `tries`              of a call that another drafter can make up for: assignment, publishing its tokens, dropping it
     `first_retry_s`, `longest_retry_s`  backoff doubles from one to the other
@@ -56,6 +78,7 @@ class Patience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     gather_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     read_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    failover_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     close_give_up_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     tries: Annotated[int, Meta(ge=1, le=20)] = 3
     first_retry_s: Annotated[float, Meta(gt=0, le=60)] = 0.1
@@ -120,7 +143,45 @@ class Close(Call, frozen=True, kw_only=True):
     session: bytes
 
 
-PlacementAction = Open | Name | Publish | Assign | Drop | Read | Close
+class ReadLog(Call, frozen=True, kw_only=True):
+    """Read a commit log: LogText, or Refused 404 where there is none."""
+
+    ref: str
+
+
+class WriteLog(Call, frozen=True, kw_only=True):
+    """Append a fence or an end to a log that is at the tag `if_match`; None: create it with this record (86)."""
+
+    ref: str
+    record: bytes
+    epoch: int
+    if_match: str | None
+
+
+class WriteRecord(Call, frozen=True, kw_only=True):
+    """Make this the content of a directory record that is at the tag `if_match`, or not there (None): Stored."""
+
+    ref: str
+    octets: bytes
+    if_match: str | None
+
+
+class ReadRecord(Call, frozen=True, kw_only=True):
+    """Read a directory record: RecordText."""
+
+    ref: str
+
+
+class AskState(Call, frozen=True, kw_only=True):
+    """GET sessions/{id} at a verifier (decision 37)."""
+
+    verifier: str
+    session: bytes
+
+
+PlacementAction = (
+    Open | Name | Publish | Assign | Drop | Read | Close | ReadLog | WriteLog | WriteRecord | ReadRecord | AskState
+)
 
 
 class Accepted(Struct, frozen=True):
@@ -143,8 +204,27 @@ class Lost(Struct, frozen=True):
     reason: str
 
 
-Outcome = SessionState | Output | Accepted | Refused | Lost
-"""SessionState answers Open and Name, Output answers Read, Accepted the rest."""
+class LogText(Struct, frozen=True):
+    """All octets of a commit log."""
+
+    octets: bytes
+
+
+class RecordText(Struct, frozen=True):
+    """The octets of a directory record."""
+
+    octets: bytes
+
+
+class Stored(Struct, frozen=True):
+    """The record is durable; `tag` is its new entity tag."""
+
+    tag: str
+
+
+Outcome = SessionState | Output | LogText | RecordText | Stored | Accepted | Refused | Lost
+"""SessionState answers Open, Name and AskState, Output answers Read, LogText ReadLog, RecordText ReadRecord, Stored
+WriteRecord, Accepted the rest."""
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -171,6 +251,14 @@ class Moved(Struct, frozen=True):
 
     reason: str
     to: str | None
+
+
+class FailingOver(Struct, frozen=True):
+    """The session is being taken from its verifier. `kind` says why, and is a label of `failover_total`."""
+
+    kind: str
+    verifier: str
+    epoch: int
 
 
 def passing(outcome: Outcome) -> bool:

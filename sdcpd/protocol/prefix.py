@@ -6,6 +6,7 @@ is durable; self-decoding computes ahead from there (decision 81).
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from msgspec import UNSET
 
@@ -18,8 +19,8 @@ from sdcpd.protocol.session_values import Append, Pending, Point
 class Prefix:
     """n, d[n], round and counters of one session, with the tokens and records behind them.
 
-    Invariants: `at.committed == len(output)`; `at.round == len(records)`; `acknowledged` counts the records of ours
-    that the log is known to hold; `tag` is the log's entity tag after them.
+    Invariants: `at.committed == len(output)`; `at.round == len(records)`; `acknowledged` counts the records that the
+    log is known to hold: ours, and those it held when the session was taken over; `tag` is its entity tag after them.
     """
 
     def __init__(self, *, epoch: int, prompt: tuple[int, ...], digest: bytes, counters: Counters, log_tag: str) -> None:
@@ -31,6 +32,16 @@ class Prefix:
         self._pending: deque[Pending] = deque()
         self._tag = log_tag
         self._acknowledged = 0
+
+    def take_over(self, commits: Sequence[CommitRecord], *, acknowledged: int) -> None:
+        """Start from what other verifiers committed (6.9); the counters stay. The caller has checked the chain."""
+        assert not self._records
+        assert not self._pending
+        self._records.extend(commits)
+        self._acknowledged = acknowledged
+        for commit in commits:
+            self.output.extend(commit.emitted)
+            self.at = Point(commit.round, commit.committed, commit.digest, self.at.counters)
 
     @property
     def tip(self) -> Point:
@@ -109,13 +120,15 @@ class Prefix:
         self._pending.clear()
 
     def verdict(self, session: bytes, round_: int) -> Verdict | None:
-        """The verdict of a decided proposal round, the same octets each time; None for a self-decoded one (62)."""
+        """The verdict of a decided proposal round, the same octets each time; None for a self-decoded one (62).
+
+        A round of an earlier epoch is answered as its record tells it; None where that writer kept no `ctl`.
+        """
         if not 1 <= round_ <= len(self._records):
             return None
         record = self._records[round_ - 1]
         ctl = record.ctl
-        assert ctl is not UNSET
-        if ctl.accepted is UNSET or ctl.m_cap is UNSET:
+        if ctl is UNSET or ctl.accepted is UNSET or ctl.m_cap is UNSET:
             return None
         return Verdict(
             session=session,

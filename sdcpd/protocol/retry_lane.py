@@ -4,14 +4,31 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from sdcpd.protocol.placement_values import Moved, Patience, PlacementAction
+from sdcpd.protocol.placement_values import (
+    AskState,
+    Assign,
+    Close,
+    Drop,
+    FailingOver,
+    Moved,
+    Name,
+    Open,
+    Patience,
+    PlacementAction,
+    Publish,
+    Read,
+    ReadLog,
+    ReadRecord,
+    WriteLog,
+    WriteRecord,
+)
 
 C = TypeVar("C", bound=PlacementAction)
 
 LONGEST_RETRY_AFTER_S: Final = 10.0
 """A peer's Retry-After is believed up to this: no peer may park a session for as long as it likes."""
 
-Step = PlacementAction | Moved
+Step = PlacementAction | Moved | FailingOver
 
 
 class Outbox:
@@ -60,7 +77,7 @@ class Lane(Generic[C]):
         self.repeat(now)
 
     def postpone(self, action: C, at: float) -> None:
-        """Make a new call later; a predecessor is forgotten."""
+        """Make a new call at `at`, or with the next `repeat` after it; a predecessor is forgotten."""
         self.action, self.due, self.tries, self.since = action, at, 0, at
 
     def wait(self, now: float, retry_after_s: float | None = None) -> None:
@@ -88,3 +105,12 @@ class Lane(Generic[C]):
 
     def clear(self) -> None:
         self.action = self.due = None
+
+
+MainLane = Lane[WriteRecord | Open | Name | Publish | Assign]
+"""What a placement does one after the other."""
+
+FailoverLane = Lane[ReadLog | WriteLog | Publish | ReadRecord | AskState]
+"""What a failover does one after the other."""
+
+AnyLane = MainLane | FailoverLane | Lane[Read] | Lane[Close] | Lane[Drop]

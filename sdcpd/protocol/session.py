@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from sdcpd.protocol import digests, escalation
+from sdcpd.protocol import escalation
 from sdcpd.protocol.commit_log import (
     EndRecord,
     FencedOff,
@@ -35,12 +35,11 @@ from sdcpd.protocol.commit_log import (
     write_record,
 )
 from sdcpd.protocol.deadlines import Deadlines
-from sdcpd.protocol.escalation import Counters
 from sdcpd.protocol.events import Events
+from sdcpd.protocol.log_history import LADDER_EXHAUSTED
 from sdcpd.protocol.messages import Assignment, Event, Output, Proposal, SessionOpen, SessionState, Verdict
 from sdcpd.protocol.named_drafter import NamedDrafter
 from sdcpd.protocol.output import page
-from sdcpd.protocol.prefix import Prefix
 from sdcpd.protocol.problems import (
     BadContract,
     BadProposal,
@@ -65,6 +64,7 @@ from sdcpd.protocol.session_values import (
     Stopped,
     Work,
 )
+from sdcpd.protocol.takeover import Takeover, starting_prefix
 from sdcpd.protocol.terms import Action, State
 
 
@@ -79,10 +79,14 @@ class Session:
         prompt: tuple[int, ...],
         vocabulary: int,
         limits: SessionLimits,
-        log_tag: str,
+        log_tag: str = "",
         now: float,
+        taken: Takeover | None = None,
     ) -> None:
-        """`prompt` is what `opened.prompt` holds or refers to; `log_tag` is the tag of the log just created (86)."""
+        """`prompt` is what `opened.prompt` holds or refers to; `log_tag` is the tag of the log just created (86).
+
+        `taken` instead of it: the session goes on where another verifier left it (6.9), in state WAITING (40).
+        """
         assert prompt, "the verifier refuses an empty prompt before it makes a session"
         self.id = opened.session
         self.epoch = opened.epoch
@@ -94,13 +98,7 @@ class Session:
         self.reason: str | None = None
         self.named = NamedDrafter()
         self.counts = RoundCounts(opened.contract.m_max)
-        self.prefix = Prefix(
-            epoch=opened.epoch,
-            prompt=prompt,
-            digest=digests.prompt_digest(digests.contract_digest(opened.contract), prompt),
-            counters=Counters(limit=opened.contract.m_max),
-            log_tag=log_tag,
-        )
+        self.prefix = starting_prefix(opened, prompt, log_tag, taken)
         self._instance = instance
         self._vocabulary = vocabulary
         self._limits = limits
@@ -374,7 +372,7 @@ class Session:
                 return self.lost("fenced")
             case ForeignWriter():
                 return self.lost("another writer's record is in the log")
-            case LogShrank():
+            case LogShrank():  # pragma: no branch - the last of what a lookup can find
                 return self.lost("the log lost acknowledged records: store fault")
 
     def _act(self, pending: Pending, now: float) -> None:
@@ -391,8 +389,8 @@ class Session:
             case Action.FINISH:
                 self._close(State.FINISHED)
                 self._say(Action.FINISH, None)
-            case Action.FAIL:
-                self.reason = "the fallback ladder is exhausted"
+            case Action.FAIL:  # pragma: no branch - the last of all actions
+                self.reason = LADDER_EXHAUSTED
                 self._close(State.FAILED)
                 self._say(Action.FAIL, self.reason)
 

@@ -13,11 +13,12 @@ import trio
 
 from sdcpd.engine.scheduler import Prefill
 from sdcpd.engine.spans import Row, Span
-from sdcpd.protocol.commit_log import CommitRecord
+from sdcpd.protocol.commit_log import CommitRecord, fenced_above
 from sdcpd.protocol.messages import SessionOpen
-from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, Problem
+from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, Problem, StaleEpoch
 from sdcpd.protocol.session import Session
 from sdcpd.protocol.session_values import Append, Settled, Stopped, Work
+from sdcpd.protocol.takeover import Takeover
 from sdcpd.protocol.terms import session_path_id
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import (
@@ -54,8 +55,10 @@ class Hosted:
         outbox: Outbox,
         load: Callable[[], int],
         on_work: Callable[[], None],
+        taken: Takeover | None = None,
     ) -> None:
-        """`kv` gets its pages from the verifier's KvRoom; `vocabulary` is the engine's.
+        """`kv` gets its pages from the verifier's KvRoom; `vocabulary` is the engine's; `taken` where it is resumed
+        (6.9).
 
         `load` samples the verifier's load in percent; `on_work` wakes the verify loop.
         """
@@ -72,9 +75,14 @@ class Hosted:
         self._ports = ports
         self.kv = kv
         self._vocabulary = vocabulary
+        self._taken = taken
+        self._context = prompt + (taken.history.tokens if taken is not None else ())  # its KV is computed first
         self._work: Work | None = None
         self._prefilled = False
         self._outbox = outbox
+        self._outbox.on_stale = self._doubt
+        self._doubted = False
+        self._life = trio.CancelScope()
         self._store_failed_at: float | None = None
         self._load = load
         self._on_work = on_work
@@ -95,7 +103,7 @@ class Hosted:
     def wanted_tokens(self) -> int:
         """Positions to be reserved before anything is run: all that is known, and the longest round."""
         contract = self.opened.contract
-        known = len(self.prompt) if self.machine is None else self.machine.prefix.last_position + 1
+        known = len(self._context) if self.machine is None else self.machine.prefix.last_position + 1
         return min(known + contract.m_max, len(self.prompt) + contract.max_new)
 
     def preempt(self) -> None:
@@ -143,7 +151,7 @@ class Hosted:
     def ran_prefill(self, tokens: int) -> None:
         """`tokens` more positions of what is known have valid KV."""
         self.kv.valid_tokens += tokens
-        if self.kv.valid_tokens >= len(self.prompt) - 1 and not self._prefilled:
+        if self.kv.valid_tokens >= len(self._context) - 1 and not self._prefilled:
             self._prefilled = True
             self.changes.notify()
 
@@ -174,20 +182,41 @@ class Hosted:
     async def keep(self, on_end: Callable[["Hosted"], None]) -> None:
         """Own the session from its admission to its end here; `on_end` is called once its KV is free."""
         try:
-            if await self._open():
-                async with trio.open_nursery() as nursery, trio.open_nursery() as deadlines:
-                    nursery.start_soon(self._outbox.run)
-                    deadlines.start_soon(self._alarm.run)
-                    await self._keep_log()
-                    self.free_kv()
-                    on_end(self)
-                    self._outbox.close()
-                    deadlines.cancel_scope.cancel()
-            else:
-                self.free_kv()
-                on_end(self)
+            with self._life:
+                await self._keep(on_end)
         finally:
             self.free_kv()
+
+    async def _keep(self, on_end: Callable[["Hosted"], None]) -> None:
+        if await self._open():
+            async with trio.open_nursery() as nursery, trio.open_nursery() as deadlines:
+                nursery.start_soon(self._outbox.run)
+                deadlines.start_soon(self._alarm.run)
+                await self._keep_log()
+                self.free_kv()
+                on_end(self)
+                self._outbox.close()
+                deadlines.cancel_scope.cancel()
+        else:
+            self.free_kv()
+            on_end(self)
+
+    def displace(self) -> None:
+        """The session goes on here at a higher epoch: drop this one (decision 29), at once, as the log is fenced."""
+        reason = "it was opened here at a higher epoch"
+        if self.machine is None:
+            self.refused = StaleEpoch(f"the session was lost while opening: {reason}")
+        elif not self.machine.closed:
+            self.machine.lost(reason)
+        self._log.warning("session displaced", reason=reason)
+        self._life.cancel()
+        self.free_kv()
+        self.changes.notify()
+
+    def _doubt(self) -> None:
+        """The router is at another epoch (an event was refused for it): the log will say whether we are fenced."""
+        self._doubted = True
+        self.changes.notify()
 
     def free_kv(self) -> None:
         """Give the KV back and wake everybody; synchronous, so that it is also right while being cancelled."""
@@ -199,8 +228,8 @@ class Hosted:
         self._on_work()  # somebody may have waited for the pages
 
     async def _open(self) -> bool:
-        """Create the log (decision 86), then wait for the prompt's KV. False: `refused` says why."""
-        tag = await self._create_log()
+        """Create the log (decision 86), unless the session is resumed from one. False: `refused` says why."""
+        tag = await self._create_log() if self._taken is None else self._taken.history.tag
         if tag is None:
             return False
         self.machine = Session(
@@ -211,11 +240,17 @@ class Hosted:
             limits=self._settings.session_limits(),
             log_tag=tag,
             now=self._ports.clock.now(),
+            taken=self._taken,
         )
-        if len(self.prompt) == 1:
+        if len(self._context) == 1:
             self._prefilled = True
         self._on_work()
-        self._log.info("session opened", prompt_tokens=len(self.prompt), max_new=self.opened.contract.max_new)
+        self._log.info(
+            "session opened",
+            prompt_tokens=len(self.prompt),
+            committed_tokens=len(self._context) - len(self.prompt),
+            max_new=self.opened.contract.max_new,
+        )
         self.changes.notify()
         return True
 
@@ -234,7 +269,7 @@ class Hosted:
                     if isinstance(content, Content) and content.octets == b"":
                         return content.tag  # a lost answer to our own create: an empty log is ours (decision 64)
                     if isinstance(content, Content):
-                        self.refused = Conflict("commit_log: a log with records exists there; name a new one")
+                        self.refused = _taken_log(content.octets, self.opened.epoch)
                         self.changes.notify()
                         return None
             await self._ports.clock.sleep_until(self._ports.clock.now() + self._settings.append_retry_s)
@@ -254,11 +289,14 @@ class Hosted:
             if append is not None:
                 await self._append(machine, append)
                 continue
+            if self._doubted:
+                await self._look_for_fence(machine)
+                continue
             if machine.closed or machine.stopped is not None:
                 self._log.info(
                     "session ended" if machine.closed else "session lost",
                     state=machine.state.name.lower(),
-                    reason=machine.reason or machine.stopped,
+                    reason=machine.stopped or machine.reason,
                     round=machine.prefix.at.round,
                     committed=machine.prefix.at.committed,
                 )
@@ -277,6 +315,8 @@ class Hosted:
             self._settings.append_timeout_s,
             lambda: objects.append(machine.log_ref, append.octets, epoch=append.epoch, if_match=append.if_match),
         )
+        if machine.stopped is not None:
+            return  # displaced while the answer was on its way
         match outcome:
             case Appended(tag=tag):
                 ports.meters.observe("commit_append_seconds", ports.clock.now() - started)
@@ -294,6 +334,8 @@ class Hosted:
         """The append's answer was lost, or the tag did not match: the log decides (decision 64)."""
         ports, objects = self._ports, self._ports.objects
         content = await within(self._settings.append_timeout_s, lambda: objects.read_log(machine.log_ref))
+        if machine.stopped is not None:
+            return
         match content:
             case Content(octets=octets):
                 try:
@@ -315,6 +357,17 @@ class Hosted:
                 self._stopped(machine.lost(f"the store refuses the log for good: {detail}"))
             case StoreRefused(detail=detail) | Unreachable(reason=detail):
                 await self._wait_for_store(machine, detail)
+
+    async def _look_for_fence(self, machine: Session) -> None:
+        """Nothing is to be appended, and somebody says that our epoch is over: a higher fence makes it so (65).
+
+        Whatever else stands in the log, or a store that does not answer, is for the next append to settle.
+        """
+        self._doubted = False
+        objects = self._ports.objects
+        content = await within(self._settings.append_timeout_s, lambda: objects.read_log(machine.log_ref))
+        if isinstance(content, Content) and machine.stopped is None and fenced_above(content.octets, machine.epoch):
+            self._stopped(machine.lost("fenced"))
 
     async def _wait_for_store(self, machine: Session, detail: str) -> None:
         """The store takes no record now (full, gone): nothing is released meanwhile, and the wait has an end.
@@ -346,3 +399,14 @@ class Hosted:
         if isinstance(record, CommitRecord):
             self._log.debug("round", round=record.round, emitted=len(record.emitted), committed=record.committed)
         self.changes.notify()
+
+
+def _taken_log(octets: bytes, epoch: int) -> Problem:
+    """Why a session cannot be opened over a log that somebody else has written: fenced before it began, or not ours."""
+    try:
+        fenced = fenced_above(octets, epoch)
+    except IllFormed:
+        fenced = False  # damaged: what it said is not known
+    if fenced:
+        return StaleEpoch("the log is fenced above this epoch")
+    return Conflict("commit_log: a log with records exists there; name a new one")

@@ -1,11 +1,13 @@
 """Delivers one session's events to its router: in order, at least once, with backoff (decision 49)."""
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 import structlog
 
 from sdcpd.protocol.messages import Event
+from sdcpd.protocol.problems import StaleEpoch
 from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.ports import Done, Ports, Refusal, Unreachable
 from sdcpd.roles.waits import Changes, within
@@ -30,6 +32,7 @@ class Outbox:
         self._events: deque[Event] = deque(maxlen=EVENTS_LIMIT)
         self._changes = Changes()
         self._closed = False
+        self.on_stale: Callable[[], None] | None = None  # called when the router is at another epoch (409)
 
     def put(self, events: list[Event]) -> None:
         if events and self._router is not None:
@@ -64,6 +67,8 @@ class Outbox:
                     return
                 case Refusal(status=status) if status < 500:
                     bound.info("event refused", status=status, detail=outcome.detail)
+                    if outcome.suffix == StaleEpoch.suffix and self.on_stale is not None:
+                        self.on_stale()
                     return
                 case Refusal() | Unreachable():
                     if clock.now() + backoff_s > give_up_at:

@@ -4,29 +4,32 @@ Three sources move it: clients (through `generation`), instances (status and eve
 the fleet several times within the shortest ttl). Everything about one session is in its SessionTask and, below that,
 in its placement machine; here sessions are admitted, found and remembered.
 
-The incarnation of `seq` (decision 111) is drawn at construction. Sessions do not outlive the router yet (106), so it
-only has to differ from that of another router which might know the same session id; a durable one comes with 106.
+Sessions outlive the router: each has a record in the directory, and a router that starts takes up those that are its
+own (106). They belong to whoever reads their output here (84) until their end; unread for a while, they are cancelled.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import structlog
 import trio
 from msgspec import Struct, UnsetType
 
-from sdcpd.cache.refs import ObjectKind, log_reference, object_reference
+from sdcpd.cache.refs import ObjectKind, log_reference, object_reference, record_reference
 from sdcpd.protocol.fleet import Fleet, Instance, VerifierNeed
 from sdcpd.protocol.ladder import Ladder, contract_members, named
-from sdcpd.protocol.messages import Contract, Event, Status
+from sdcpd.protocol.messages import Contract, Event, Output, Status
 from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import Plan
-from sdcpd.protocol.problems import Forbidden, IllFormed, StaleEpoch, UnknownResource
+from sdcpd.protocol.problems import Forbidden, IllFormed, Overloaded, SessionClosed, StaleEpoch, UnknownResource
 from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
 from sdcpd.protocol.uris import normalize_base_uri
+from sdcpd.roles.adoption import Claimed, claim_sessions
+from sdcpd.roles.ended_output import ended_page
 from sdcpd.roles.generation import (
     STOP_TOKENS_LIMIT,
     Generation,
@@ -35,11 +38,20 @@ from sdcpd.roles.generation import (
     ModelCard,
 )
 from sdcpd.roles.ports import Peer, Ports
+from sdcpd.roles.router_commands import RouterCommands
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
-from sdcpd.roles.router_views import RoutedSession, RouterSnapshot, describe_instance, describe_session
-from sdcpd.roles.session_task import SessionTask
+from sdcpd.roles.router_views import RoutedSession, RouterSnapshot, describe_instance, describe_session, state_of
+from sdcpd.roles.session_task import PAGE_TOKENS, SessionTask
+from sdcpd.roles.waits import within
 
 log = structlog.get_logger(__name__)
+
+
+FORGOTTEN_IDS = 4096
+"""Ids of sessions ended long ago, remembered only to answer 410 rather than 404; 16 octets each."""
+
+FIRST_INCARNATION = 1
+"""Of every session at its first router (decision 111); each that takes it up raises it in the directory."""
 
 
 class Ended(Struct, frozen=True):
@@ -47,6 +59,8 @@ class Ended(Struct, frozen=True):
 
     view: RoutedSession
     ended_at: float
+    commit_log: str
+    record: str | None
 
 
 class Router:
@@ -77,16 +91,22 @@ class Router:
         self._sessions: OrderedDict[bytes, SessionTask] = OrderedDict()
         self._ended: OrderedDict[bytes, Ended] = OrderedDict()
         self._ids = ports.randomness.stream("session ids")
+        self._nonces = ports.randomness.stream("fence nonces")
         self._jitter = ports.randomness.stream("retry jitter")
-        self._incarnation = int.from_bytes(ports.randomness.stream("router incarnation").octets(4), "big") >> 1
+        self._forgotten: OrderedDict[bytes, None] = OrderedDict()
+        self._directory_read = False
         self._nursery: trio.Nursery | None = None
+        self.commands = RouterCommands(
+            self._sessions, self._fleet, ports, instance=self._instance, cache=self._cache, state_of=state_of
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. Sessions end with it; their verifiers end them by their own limits (82)."""
+        """Serve until cancelled. Sessions go on at their verifiers, until a router takes them up or 82 ends them."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 log.info("router ready", instance=self._instance, models=len(self._models))
+                nursery.start_soon(self._adopt_sessions)
                 task_status.started()
                 await self._watch_fleet()
         finally:
@@ -134,11 +154,13 @@ class Router:
         task = self._sessions.get(message.session)
         ended = self._ended.get(message.session)
         if task is not None:
-            verifier = task.placement.plan.verifier
+            verifier, epoch = task.placement.verifier, task.placement.epoch
         elif ended is not None:
-            verifier = ended.view.verifier
+            verifier, epoch = ended.view.verifier, ended.view.epoch
         else:
             raise UnknownResource("no such session at this router")
+        if peer.role == "verifier" and message.epoch < epoch:
+            raise StaleEpoch(f"the session is at epoch {epoch}")  # the sender may be one it was taken from
         if peer.role != "verifier" or peer.uri != verifier:
             raise Forbidden("events of a session come from its verifier")
         log.debug(
@@ -152,6 +174,22 @@ class Router:
             task.event(message)
         elif ended is not None and message.epoch != ended.view.epoch:
             raise StaleEpoch(f"the session ended at epoch {ended.view.epoch}")
+
+    async def read_output(self, peer: Peer, session: bytes, from_: int, wait_s: float) -> Output:
+        """GET sessions/{id}/output?from=n, wherever the session lives or lived (decisions 39, 84, 106)."""
+        task = self._sessions.get(session)
+        if task is not None:
+            if sum(one.readers for one in self._sessions.values()) >= self._settings.max_readers:
+                raise Overloaded("too many readers wait at this router", retry_after_s=1)
+            return await task.read(from_, wait_s)
+        ended = self._ended.get(session)
+        if ended is not None:
+            return await ended_page(self._ports, ended.commit_log, session, ended.view, from_, wait_s, PAGE_TOKENS)
+        if session in self._forgotten:
+            raise SessionClosed("the session ended long ago; its output is in its commit log")
+        if not self._directory_read:
+            raise Overloaded("this router is still finding its sessions", retry_after_s=1)
+        raise UnknownResource("no such session at this router")
 
     # What the front end asks (roles/generation.py)
 
@@ -225,15 +263,51 @@ class Router:
             self._forget_ended(clock.now())
 
     def _look(self) -> None:
+        now = self._ports.clock.now()
         for task in list(self._sessions.values()):
+            if task.unread(now, self._settings.unread_limit_s):
+                task.leave()
             task.look()
+
+    async def _adopt_sessions(self) -> None:
+        """Decision 106: what an earlier life of this router cared for."""
+        await claim_sessions(
+            self._ports,
+            instance=self._instance,
+            cache=self._cache,
+            known=lambda session: session in self._sessions or session in self._ended,
+            take=self._adopt,
+        )
+        self._directory_read = True
+
+    def _adopt(self, claimed: Claimed) -> None:
+        record = claimed.record
+        assert isinstance(record.open.prompt, tuple), "this router writes prompts inline"
+        plan = self._plan(
+            record.open.session,
+            record.open.contract,
+            record.open.prompt,
+            verifier=record.verifier,
+            verifier_boot=None,
+            vocabulary=None if isinstance(record.vocabulary, UnsetType) else record.vocabulary,
+            m_init=record.m_init,
+            incarnation=record.incarnation,
+            speculation=record.speculation,
+            model=record.model,
+        )
+        placement = Placement(plan, self._fleet, self._settings.patience)
+        task = SessionTask(placement, model=record.model, ports=self._ports, settings=self._settings, adopted=claimed)
+        self._sessions[plan.session] = task
+        self._ports.meters.count("adopted_sessions_total")
+        assert self._nursery is not None
+        self._nursery.start_soon(self._keep, task)
 
     async def _keep(self, task: SessionTask) -> None:
         """Run a session to its end and remember how it ended."""
         plan = task.placement.plan
         bound = log.bind(session=session_path_id(plan.session), epoch=task.placement.epoch)
         bound.info(
-            "session opens",
+            "session opens" if task.attended else "session taken up",
             round=0,
             model=task.model,
             verifier=plan.verifier,
@@ -241,12 +315,13 @@ class Router:
             max_new=plan.contract.max_new,
             speculation=plan.speculation,
         )
-        self._ports.meters.count("routed_sessions_total")
+        if task.attended:
+            self._ports.meters.count("routed_sessions_total")
         await task.run()
         now = self._ports.clock.now()
         view = describe_session(task, now)
         del self._sessions[task.session]
-        self._ended[task.session] = Ended(view, now)
+        self._ended[task.session] = Ended(view, now, plan.commit_log, plan.record)
         self._forget_ended(now)
         ending = task.placement.ending
         assert ending is not None
@@ -263,13 +338,22 @@ class Router:
         )
 
     def _forget_ended(self, now: float) -> None:
-        """Ended sessions are in the order of their ends."""
+        """Ended sessions are in the order of their ends. Their records go with them (106); one whose removal fails is
+        found to have ended at the next start."""
         while self._ended:
             session, oldest = next(iter(self._ended.items()))
             overdue = oldest.ended_at + self._settings.ended_retention_s <= now
             if not overdue and len(self._ended) <= self._settings.ended_sessions:
                 return
             del self._ended[session]
+            self._forgotten[session] = None
+            while len(self._forgotten) > FORGOTTEN_IDS:
+                self._forgotten.popitem(last=False)
+            if oldest.record is not None and self._nursery is not None:
+                self._nursery.start_soon(self._remove_record, oldest.record)
+
+    async def _remove_record(self, ref: str) -> None:
+        await within(self._settings.publish_deadline_s, lambda: self._ports.objects.remove_record(ref))
 
     def _card(self, model: RoutedModel, now: float) -> ModelCard:
         live = self._fleet.verifiers(_need(model), now)
@@ -300,23 +384,35 @@ class Router:
             self_load=members.self_load,
             self_max=members.self_max,
         )
-        plan = Plan(
-            session=session,
-            contract=contract,
-            prompt=request.prompt,
+        plan = self._plan(
+            session,
+            contract,
+            request.prompt,
             verifier=verifier.uri,
             verifier_boot=verifier.boot,
             vocabulary=_vocabulary(verifier),
-            router=self._instance,
-            commit_log=log_reference(self._cache, None, session),
-            objects=object_reference(self._cache, None, session, 1, 0, ObjectKind.TOKENS).removesuffix("1/0/tokens"),
             m_init=members.m_init,
-            incarnation=self._incarnation,
+            incarnation=FIRST_INCARNATION,
             speculation=request.speculation,
-            jitter=0.5 + self._jitter.uniform() / 2,
+            model=model.name,
         )
         placement = Placement(plan, self._fleet, self._settings.patience)
         return SessionTask(placement, model=model.name, ports=self._ports, settings=self._settings)
+
+    def _plan(self, session: bytes, contract: Contract, prompt: tuple[int, ...], **members: Any) -> Plan:
+        """What is fixed for a session of this router, new or taken up."""
+        return Plan(
+            session=session,
+            contract=contract,
+            prompt=prompt,
+            router=self._instance,
+            commit_log=log_reference(self._cache, None, session),
+            objects=object_reference(self._cache, None, session, 1, 0, ObjectKind.TOKENS).removesuffix("1/0/tokens"),
+            record=record_reference(self._cache, None, session),
+            nonce=self._nonces.octets(8).hex(),
+            jitter=0.5 + self._jitter.uniform() / 2,
+            **members,
+        )
 
 
 class _Block:

@@ -3,13 +3,13 @@
 from msgspec import Struct, UnsetType
 
 from sdcpd.protocol.fleet import Instance
-from sdcpd.protocol.placement import Phase, Placement
+from sdcpd.protocol.placement_values import Phase
 from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.session_task import SessionTask
 
 
 class RoutedSession(Struct, frozen=True, kw_only=True):
-    """One session. `state`: opening, placing, drafting, self_decoding, waiting, ending, then finished, failed or
+    """One session. `state`: opening, placing, drafting, self_decoding, waiting, recovering, ending; finished, failed or
     cancelled. `round` is the last the verifier told of; `drafter` is None while it decodes alone."""
 
     session: str
@@ -60,13 +60,13 @@ def describe_session(task: SessionTask, now: float) -> RoutedSession:
     return RoutedSession(
         session=session_path_id(plan.session),
         model=task.model,
-        state=_state(placement),
+        state=state_of(task),
         epoch=placement.epoch,
         round=placement.round,
         prompt_tokens=len(plan.prompt),
         committed_tokens=len(placement.output),
         max_new=plan.contract.max_new,
-        verifier=plan.verifier,
+        verifier=placement.verifier,
         drafter=placement.drafter,
         speculation=plan.speculation,
         age_s=round(now - task.started_at, 3),
@@ -75,12 +75,14 @@ def describe_session(task: SessionTask, now: float) -> RoutedSession:
     )
 
 
-def _state(placement: Placement) -> str:
+def state_of(task: SessionTask) -> str:
+    """`state` of RoutedSession."""
+    placement = task.placement
     ending = placement.ending
     if ending is not None:
         return "cancelled" if ending.cancelled else "finished" if ending.finish is Action.FINISH else "failed"
     match placement.phase:
-        case Phase.OPENING | Phase.ENDING:
+        case Phase.OPENING | Phase.RECOVERING | Phase.ENDING:
             return str(placement.phase.value)
         case Phase.SETTLED:
             if placement.target is None:

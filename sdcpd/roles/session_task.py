@@ -5,7 +5,7 @@ machine wants next. Calls run beside each other (an output poll while a drafter 
 outcome of a call it has given up. Sessions belong to the role: a client that leaves only sets a mark here.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final, assert_never
 
 import structlog
@@ -17,10 +17,13 @@ from sdcpd.protocol.messages import Event, Output, SessionState
 from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import (
     Accepted,
+    AskState,
     Assign,
     Close,
     Drop,
     Ending,
+    FailingOver,
+    LogText,
     Lost,
     Moved,
     Name,
@@ -29,15 +32,26 @@ from sdcpd.protocol.placement_values import (
     PlacementAction,
     Publish,
     Read,
+    ReadLog,
+    ReadRecord,
+    RecordText,
     Refused,
+    Stored,
+    WriteLog,
+    WriteRecord,
 )
 from sdcpd.protocol.retry_lane import Step
 from sdcpd.protocol.terms import Action, session_path_id
+from sdcpd.roles.adoption import Claimed
 from sdcpd.roles.ports import (
     Appended,
+    AppendOutcome,
     BelowFence,
+    Content,
     Done,
+    Missing,
     Ports,
+    ReadOutcome,
     Refusal,
     StoreRefused,
     TagMismatch,
@@ -49,16 +63,31 @@ from sdcpd.roles.waits import Changes, within
 PAGE_TOKENS: Final = 4096
 """Tokens of one page for the client, as of a page from the verifier (decision 39)."""
 
-Answer = (
-    SessionState | Output | Done | Refusal | Unreachable | Appended | TagMismatch | BelowFence | StoreRefused
-)  # all ends that a call of this task can have
+Answer = SessionState | Output | Done | Refusal | AppendOutcome | ReadOutcome
+"""All ends that a call of this task can have."""
 
 
 class SessionTask:
-    """Drives one Placement. `left` is set by the client's side; everything else happens in `run`."""
+    """Drives one Placement. `left` is set by the client's side; everything else happens in `run`.
 
-    def __init__(self, placement: Placement, *, model: str, ports: Ports, settings: RouterSettings) -> None:
+    `readers` wait for output from outside. `attended`: a client holds the session, and its leaving ends it. One that
+    was adopted from the directory belongs to whoever reads its output; `unread` tells whether nobody does.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        model: str,
+        ports: Ports,
+        settings: RouterSettings,
+        adopted: Claimed | None = None,
+    ) -> None:
         self.placement = placement
+        self.attended = adopted is None
+        self._adopted = adopted
+        self.readers = 0
+        self._read_at = ports.clock.now()
         self.model = model
         self.started_at = ports.clock.now()
         self._ports = ports
@@ -69,13 +98,15 @@ class SessionTask:
         self._wake = Changes()  # `run` has to look again
         self._sleeps_until: float | None = None
         self._nursery: trio.Nursery | None = None
-        self._log = structlog.get_logger(__name__).bind(
-            session=session_path_id(placement.plan.session), epoch=placement.epoch
-        )
+        self._log = structlog.get_logger(__name__).bind(session=session_path_id(placement.plan.session))
 
     @property
     def session(self) -> bytes:
         return self.placement.plan.session
+
+    @property
+    def round(self) -> int:
+        return self.placement.round
 
     async def run(self) -> None:
         """Returns when the session has ended and nothing of it is left to be closed."""
@@ -84,7 +115,7 @@ class SessionTask:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 if not self._left:
-                    self._do(placement.start(clock.now()))
+                    self._do(self._begin(clock.now()))
                 while True:
                     if self._left:
                         self._do(placement.cancel(clock.now()))
@@ -99,6 +130,28 @@ class SessionTask:
             self._stopped = True  # if the role was stopped before the session ended, its reader must not wait for ever
             self._output.notify()
 
+    def _begin(self, now: float) -> tuple[Step, ...]:
+        if self._adopted is None:
+            return self.placement.start(now)
+        return self.placement.adopt(self._adopted.record.epoch, self._adopted.tag, now)
+
+    def unread(self, now: float, limit_s: float) -> bool:
+        """Whether nobody holds the session and nobody has read of it for `limit_s` (decision 106)."""
+        return not self.attended and self.readers == 0 and now - self._read_at >= limit_s
+
+    async def read(self, start: int, wait_s: float) -> Output:
+        """The page from `start` on for somebody who reads from outside, waiting up to `wait_s` for it (6.7, 38)."""
+        self.readers += 1
+        try:
+            with trio.move_on_after(wait_s):
+                while (page := self.page(start)) is None:
+                    await self.more()
+                return page
+            return Output(session=self.session, epoch=self.placement.epoch, from_=start, tokens=(), final=False)
+        finally:
+            self.readers -= 1
+            self._read_at = self._ports.clock.now()
+
     def leave(self) -> None:
         """The client is gone: the session is to be cancelled, unless it has ended. Only marks it; never waits."""
         self._left = True
@@ -108,6 +161,11 @@ class SessionTask:
         """The fleet may have changed."""
         if self._nursery is not None:
             self._do(self.placement.tick(self._ports.clock.now()))
+
+    def command(self, give: Callable[[float], tuple[Step, ...]]) -> None:
+        """An operator's command to the placement."""
+        if self._nursery is not None:
+            self._do(give(self._ports.clock.now()))
 
     def event(self, event: Event) -> None:
         """The verifier reported something. Raises what Placement.event raises."""
@@ -150,7 +208,12 @@ class SessionTask:
         for step in steps:
             if isinstance(step, Moved):
                 self._ports.meters.count("reassignments_total", reason=step.reason)
-                self._log.info("session moved", reason=step.reason, to=step.to, round=self.placement.round)
+                self._log.info("session moved", reason=step.reason, to=step.to, round=self.round)
+            elif isinstance(step, FailingOver):
+                self._ports.meters.count("failover_total", kind=step.kind)
+                self._log.warning(
+                    "verifier given up", kind=step.kind, verifier=step.verifier, at_epoch=step.epoch, round=self.round
+                )
             else:
                 self._nursery.start_soon(self._call, step)
         if self.placement.ending is not None:
@@ -159,13 +222,13 @@ class SessionTask:
             self._wake.notify()
 
     async def _call(self, action: PlacementAction) -> None:
-        outcome = _outcome(await self._made(action))
+        outcome = _outcome(action, await self._made(action))
         if isinstance(outcome, Refused | Lost):
             self._log.info(
                 "call failed",
                 operation=type(action).__name__.lower(),
                 outcome=repr(outcome.status if isinstance(outcome, Refused) else outcome.reason),
-                round=self.placement.round,
+                round=self.round,
             )
         held = len(self.placement.output)
         steps = self.placement.outcome(action.call, outcome, self._ports.clock.now())
@@ -193,8 +256,26 @@ class SessionTask:
                 return await within(limit_s, lambda: peers.read_output(verifier, session, start, wait_s))
             case Close(verifier=verifier, session=session):
                 return await within(settings.close_deadline_s, lambda: peers.cancel_session(verifier, session))
+            case ReadLog(ref=ref):
+                return await within(settings.log_deadline_s, lambda: self._ports.objects.read_log(ref))
+            case WriteRecord(ref=ref, octets=octets, if_match=tag):
+                return await within(
+                    settings.publish_deadline_s, lambda: self._ports.objects.write_record(ref, octets, tag)
+                )
+            case ReadRecord(ref=ref):
+                return await within(settings.log_deadline_s, lambda: self._ports.objects.read_record(ref))
+            case AskState(verifier=verifier, session=session):
+                return await within(settings.name_deadline_s, lambda: peers.session_state(verifier, session))
+            case WriteLog():
+                return await within(settings.log_deadline_s, lambda: self._write_log(action))
             case _:
                 assert_never(action)
+
+    async def _write_log(self, action: WriteLog) -> AppendOutcome:
+        objects = self._ports.objects
+        if action.if_match is None:
+            return await objects.create_log(action.ref, action.epoch, action.record)
+        return await objects.append(action.ref, action.record, epoch=action.epoch, if_match=action.if_match)
 
 
 class Pages:
@@ -221,13 +302,23 @@ class Pages:
         return page
 
 
-def _outcome(answer: Answer) -> Outcome:
+def _outcome(action: PlacementAction, answer: Answer) -> Outcome:
     """How a call ended, in the machine's words."""
     match answer:
         case SessionState() | Output():
             return answer
+        case Appended(tag=tag) if isinstance(action, WriteRecord):
+            return Stored(tag)
         case Done() | Appended():
             return Accepted()
+        case Content(octets=octets) if isinstance(action, ReadRecord):
+            return RecordText(octets)
+        case Content(octets=octets):
+            return LogText(octets)
+        case Missing():
+            return Refused(status=404, detail="there is no such object")
+        case TagMismatch() if isinstance(action, WriteLog | WriteRecord):
+            return Refused(status=412, detail="it is not at this tag")
         case TagMismatch():
             return Accepted()  # the object is there already: written once, by this session, for this round
         case Refusal():

@@ -26,6 +26,7 @@ from sdcpd.protocol.problems import (
 )
 from sdcpd.protocol.session import Session
 from sdcpd.protocol.session_values import Begin, Busy, Join, Replay
+from sdcpd.protocol.takeover import Takeover, check_epoch
 from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
 from sdcpd.roles.hosted import Hosted
 from sdcpd.roles.kv_room import KvRoom
@@ -33,6 +34,7 @@ from sdcpd.roles.load_meter import LoadMeter, measure_full_rows
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import Content, Engine, Peer, Ports
 from sdcpd.roles.reporter import Reporter
+from sdcpd.roles.resume import read_takeover
 from sdcpd.roles.session_kv import SessionKv
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.verify_loop import VerifyLoop
@@ -136,16 +138,24 @@ class Verifier:
 
     async def open_session(self, peer: Peer, message: SessionOpen) -> tuple[SessionState, bool]:
         """POST sessions. The flag tells a new session from a repeated open (decision 29)."""
+        if self._nursery is None:
+            raise Overloaded("the verifier is not running yet", retry_after_s=1)
         known = self._open.get(message.session) or self._ended.get(message.session)
-        if known is not None:
+        if known is not None and message.epoch <= known.opened.epoch:
             _check_repeat(known, message)
             return await self._opened(known), False
         self._check_contract(message)
-        prompt = await self._prompt(message)
-        if message.session in self._open:  # another request opened it while the prompt was fetched
+        prompt, taken = await self._prompt(message), None
+        try:
+            if message.resume is not UNSET:
+                taken = await read_takeover(message, prompt, self._engine.info.vocabulary, self._ports.objects)
+        except Problem:
+            if not self._hosts(message.session, message.epoch):
+                raise
+        if self._hosts(message.session, message.epoch):  # another request opened it while this one was fetching
             return await self.open_session(peer, message)
-        hosted = self._admit(message, prompt)
-        assert self._nursery is not None
+        self._displace(message.session)
+        hosted = self._admit(message, prompt, taken)
         self._nursery.start_soon(self._host, hosted)
         return await self._opened(hosted), True
 
@@ -203,8 +213,11 @@ class Verifier:
         raise NotSupported("policy: sampling updates are not supported by this version; only rule 1 is served")
 
     async def session_state(self, peer: Peer, session: bytes) -> SessionState:
-        """GET sessions/{id} (decision 37)."""
-        return self._machine(self._hosted(session)).session_state()
+        """GET sessions/{id} (decision 37). A session that was lost here lives elsewhere, or nowhere (65)."""
+        machine = self._machine(self._hosted(session))
+        if machine.stopped is not None:
+            raise StaleEpoch(f"this verifier no longer serves the session: {machine.stopped}")
+        return machine.session_state()
 
     async def cancel_session(self, peer: Peer, session: bytes) -> None:
         """DELETE sessions/{id} (decision 37). Answers once the end is durable and the KV is free."""
@@ -279,12 +292,26 @@ class Verifier:
 
     def _session_ended(self, hosted: Hosted) -> None:
         """The session is over or lost here, and its KV is free: keep its output for a while (decision 39)."""
+        if self._open.get(hosted.id) is not hosted:
+            return  # displaced by a higher epoch
         del self._open[hosted.id]
         if hosted.machine is None:
             return  # never opened: nothing to remember, the router may try again
         self._ended[hosted.id] = hosted
         while len(self._ended) > self._settings.ended_sessions:
             self._forget(next(iter(self._ended)))
+
+    def _hosts(self, session: bytes, epoch: int) -> bool:
+        """Whether the session is here at this epoch or a higher one, open or ended."""
+        known = self._open.get(session) or self._ended.get(session)
+        return known is not None and known.opened.epoch >= epoch
+
+    def _displace(self, session: bytes) -> None:
+        """A higher epoch was found true: what is here of a lower one is over (decision 29)."""
+        old = self._open.pop(session, None) or self._ended.pop(session, None)
+        if old is not None:
+            old.displace()
+        self._forgotten.pop(session, None)
 
     def _forget(self, session: bytes) -> None:
         del self._ended[session]
@@ -320,10 +347,10 @@ class Verifier:
             if hosted.refused is not None:
                 raise hosted.refused
             machine = hosted.machine
+            if machine is not None and machine.stopped is not None:
+                raise StaleEpoch(f"this verifier no longer serves the session: {machine.stopped}")
             if machine is not None and (hosted.open or machine.closed):
                 return machine.session_state()
-            if machine is not None and machine.stopped is not None:
-                raise StaleEpoch(f"the session was lost while opening: {machine.stopped}")
             await self._wait(hosted)
 
     async def _wait(self, hosted: Hosted) -> None:
@@ -338,10 +365,7 @@ class Verifier:
     def _check_contract(self, message: SessionOpen) -> None:
         """6.1: a target that is not ours MUST be refused; so is all that we do not serve (decisions 9, 12, 19)."""
         contract, info = message.contract, self._engine.info
-        if message.resume is not UNSET:
-            raise NotSupported("resume: taking a session over is not supported by this version")
-        if message.epoch != 1:
-            raise IllFormed(f"epoch: a session is first opened with epoch 1, not {message.epoch}")
+        check_epoch(message)
         if contract.target != info.model:
             raise BadContract("target: not the digest of the model served here")
         if contract.tokenizer != info.tokenizer:
@@ -350,6 +374,8 @@ class Verifier:
             raise BadContract(f"rule: {contract.rule} is not served here; this version serves rule 1 (greedy)")
         if not message.commit_log.startswith(self._caches):
             raise IllFormed("commit_log: not on a cache that this verifier may use")
+        if message.resume is not UNSET and not message.resume.committed_tokens.startswith(self._caches):
+            raise IllFormed("resume.committed_tokens: not on a cache that this verifier may use")
 
     async def _prompt(self, message: SessionOpen) -> tuple[int, ...]:
         """The prompt's tokens, checked against vocabulary and context before anything is made of them."""
@@ -376,7 +402,7 @@ class Verifier:
             raise Overloaded("prompt: the referenced object could not be read", retry_after_s=1)
         return decode_tokens(content.octets)
 
-    def _admit(self, message: SessionOpen, prompt: tuple[int, ...]) -> Hosted:
+    def _admit(self, message: SessionOpen, prompt: tuple[int, ...], taken: Takeover | None) -> Hosted:
         """Take the session in, behind all others; it waits for pages if it must. 503 when too many do."""
         if len(self._open) >= self._settings.max_sessions:
             raise Overloaded(f"all {self._settings.max_sessions} sessions are taken", retry_after_s=1)
@@ -391,6 +417,7 @@ class Verifier:
             outbox=Outbox(message.router if message.router is not UNSET else None, self._ports),
             load=self.load,
             on_work=self._loop.wake,
+            taken=taken,
         )
         self._open[message.session] = hosted
         self._room.let_in()
@@ -405,10 +432,10 @@ def _check_repeat(known: Hosted, message: SessionOpen) -> None:
     """A repeated open must be the same (decision 29)."""
     if message.epoch < known.opened.epoch:
         raise StaleEpoch(f"epoch {message.epoch} is below {known.opened.epoch}")
-    if message.epoch > known.opened.epoch:
-        raise NotSupported("resume: taking a session over is not supported by this version")
     if message.contract != known.opened.contract or message.prompt != known.opened.prompt:
         raise Conflict("the session is open with another contract or prompt")
+    if message.resume != known.opened.resume or message.commit_log != known.opened.commit_log:
+        raise Conflict("the session is open with another commit_log or resume")
 
 
 def _check_same_session(in_path: bytes, in_body: bytes) -> None:
@@ -436,5 +463,5 @@ def _describe(hosted: Hosted, now: float) -> HostedSession:
         draft_tokens=stats.draft_tokens if stats is not None else 0,
         accepted_tokens=stats.accepted_tokens if stats is not None else 0,
         age_s=now - hosted.started_at,
-        reason=(machine.reason or machine.stopped) if machine is not None else None,
+        reason=(machine.stopped or machine.reason) if machine is not None else None,
     )

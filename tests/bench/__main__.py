@@ -11,7 +11,7 @@ NOT_BENCHES: Final = ("figures", "__main__")
 
 
 def benches() -> dict[str, str]:
-    """Name and first line of each bench: the modules here that have a `main`."""
+    """Name and first line of each bench: the modules here that have a `main` (and its `parser`)."""
     found = {}
     for module in pkgutil.iter_modules(tests.bench.__path__):
         if module.name in NOT_BENCHES or module.name.startswith("test_") or module.name.endswith("_node"):

@@ -52,13 +52,18 @@ class Blocks:
         for name, value in values.items():
             self._values.setdefault(f"{prefix}.{name}", []).append(value)
 
+    @property
+    def last(self) -> dict[str, float]:
+        """What came last under each name."""
+        return {name: values[-1] for name, values in self._values.items()}
+
     def figures(self) -> dict[str, Figure]:
         """All names with their medians over blocks."""
         return {name: Figure.of(values) for name, values in self._values.items()}
 
 
 def report(bench: str, method: dict[str, object], figures: dict[str, Figure], *, as_json: bool) -> None:
-    """Print the table, one row a prefix, and with `as_json` the object for programs after it.
+    """Print tables, one row a prefix, and with `as_json` the object for programs after them.
 
     The object holds values only: spreads are for whoever looks at the table.
     """

@@ -332,9 +332,18 @@ async def run(folder: Path, blocks: int, rounds: int, only: tuple[str, ...] = ()
                             found.add(set_up.name + name, values)
                 if block:
                     found.add("fdatasync", lone_fdatasync(folder, min(rounds, 200)))
+                    _add_price_of_fsync(found)
     finally:
         nodes.stop()
     return found.figures()
+
+
+def _add_price_of_fsync(found: Blocks) -> None:
+    """What fsync adds to a round beyond the disk's own time, within one block."""
+    names = ("fsync_alone.median_ms", "alone.median_ms", "fdatasync.median_ms")
+    if all(name in found.last for name in names):
+        synced, memory, disk = (found.last[name] for name in names)
+        found.add("fsync_over_fdatasync", {"median_ms": synced - memory - disk})
 
 
 @asynccontextmanager
@@ -346,14 +355,21 @@ async def _wire(tls: Tls, clock: SystemClock) -> AsyncIterator[WireClient]:
         nursery.cancel_scope.cancel()
 
 
-def main(arguments: list[str]) -> None:
-    """The command."""
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     options = argparse.ArgumentParser(prog="scripts/bench overhead", description=(__doc__ or "").splitlines()[0])
+    kinds = [set_up.name.rstrip("_") or "memory" for set_up in SET_UPS]
     options.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options.add_argument("--blocks", type=int, default=5, help="how often all set-ups take their turn (default: 5)")
     options.add_argument("--rounds", type=int, default=400, help="rounds of one session in a block (default: 400)")
-    options.add_argument("--only", action="append", default=[], help="memory, fsync, polls or remote; again for more")
+    options.add_argument("--only", action="append", default=[], choices=kinds, help="one set-up; again for more")
     options.add_argument("--folder", type=Path, help="where journals go (default: the folder for temporary files)")
+    return options
+
+
+def main(arguments: list[str]) -> None:
+    """The command."""
+    options = parser()
     chosen = options.parse_args(arguments)
     if chosen.blocks < 1 or chosen.rounds < 1:
         options.error("--blocks and --rounds: at least 1")

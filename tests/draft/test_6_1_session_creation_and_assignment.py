@@ -27,11 +27,6 @@ def right(context: Sequence[int], limit: int) -> list[int]:
     return greedy(context, limit)
 
 
-@pytest.fixture(autouse=True)
-def _virtual(autojump_clock: MockClock) -> None:
-    """All of this file runs in virtual time."""
-
-
 def of(heard: list[Exchange], what: str) -> list[Exchange]:
     return [one for one in heard if one.what == what]
 
@@ -49,7 +44,9 @@ async def open_at(cluster: Cluster, **members: Any) -> SessionState:
     return (await cluster.verifier.open_session(ROUTER, message))[0]
 
 
-async def test_session_open_has_epoch_1_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_open_has_epoch_1_and_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     """ "The router selects a verifier and sends session-open with epoch 1 and a commit_log reference in the MLC." """
     (opened,) = of(await generated(tmp_path, monkeypatch), "POST sessions")
     message = decode(opened.request.body, SessionOpen)
@@ -58,7 +55,7 @@ async def test_session_open_has_epoch_1_and_a_log(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("member", ["target", "tokenizer"])
-async def test_a_contract_for_another_model_is_refused(tmp_path: Path, member: str) -> None:
+async def test_a_contract_for_another_model_is_refused(tmp_path: Path, member: str, autojump_clock: MockClock) -> None:
     """ "it MUST refuse a contract whose target digest does not match its model" """
     async with running_cluster(tmp_path, []) as cluster:
         with pytest.raises(BadContract, match=member):
@@ -66,7 +63,7 @@ async def test_a_contract_for_another_model_is_refused(tmp_path: Path, member: s
         assert cluster.verifier.snapshot().sessions == ()
 
 
-async def test_it_answers_with_round_0_and_d0(tmp_path: Path) -> None:
+async def test_it_answers_with_round_0_and_d0(tmp_path: Path, autojump_clock: MockClock) -> None:
     """ "computes d[0], and answers with session-state (round 0, committed 0)" """
     async with running_cluster(tmp_path, []) as cluster:
         state = await open_at(cluster)
@@ -74,14 +71,18 @@ async def test_it_answers_with_round_0_and_d0(tmp_path: Path) -> None:
         assert state.digest == chain(contract(), PROMPT, ())[0]
 
 
-async def test_the_verifier_is_informed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_verifier_is_informed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     """ "It first informs the verifier with PUT sessions/{id}/drafter, and then sends the assignment" """
     heard = await generated(tmp_path, monkeypatch)
     order = [one.what for one in heard if one.what in ("PUT sessions/*/drafter", "POST assignments")]
     assert order == ["PUT sessions/*/drafter", "POST assignments"]
 
 
-async def test_the_assignment_carries_where_the_session_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_assignment_carries_where_the_session_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     """ "carrying the current round, committed length, and digest": those that the verifier answered (decision 41)."""
     heard = await generated(tmp_path, monkeypatch)
     told = decode(of(heard, "PUT sessions/*/drafter")[0].response.body, SessionState)
@@ -90,7 +91,9 @@ async def test_the_assignment_carries_where_the_session_stands(tmp_path: Path, m
     assert sent.contract == decode(of(heard, "POST sessions")[0].request.body, SessionOpen).contract
 
 
-async def test_instances_report_more_often_than_their_ttl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_instances_report_more_often_than_their_ttl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
     """ "Each instance reports status at intervals shorter than its ttl_ms." """
     async with running_cluster(tmp_path, [OracleSource(right)]) as cluster:
         heard = listen(monkeypatch)

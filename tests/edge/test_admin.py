@@ -13,7 +13,8 @@ import pytest
 import trio
 from msgspec import Struct
 
-from sdcpd.edge.admin import Admin, SocketRefused, bind_admin_socket, serve_admin
+from sdcpd.edge.admin import COMMANDS, Admin, SocketRefused, bind_admin_socket, serve_admin
+from sdcpd.protocol.problems import UnknownResource
 from sdcpd.protocol.terms import session_path_id
 
 FIRST, SECOND = b"A" * 16, b"A" * 8 + b"B" * 8
@@ -142,3 +143,69 @@ async def test_over_the_socket(served: Path) -> None:
     assert status == 200
     assert len(body["sessions"]) == 2
     assert (await trio.to_thread.run_sync(get, served, "/sessions/zzz"))[0] == 404
+
+
+class Done(Struct, frozen=True):
+    session: str
+    command: str
+    to: str | None = None
+
+
+class Commands:
+    """Notes what it is told; refuses what is unknown."""
+
+    def __init__(self) -> None:
+        self.told: list[Done] = []
+
+    def _note(self, command: str, session: str, to: str | None = None) -> Done:
+        if session == session_path_id(b"C" * 16):
+            raise UnknownResource("not in the care of this router")
+        self.told.append(Done(session, command, to))
+        return self.told[-1]
+
+    async def fail_over(self, session: str, to: str | None = None) -> Done:
+        return self._note("failover", session, to)
+
+    async def switch(self, session: str) -> Done:
+        return self._note("switch", session)
+
+    async def cancel(self, session: str) -> Done:
+        return self._note("cancel", session)
+
+    async def fence(self, session: str) -> Done:
+        return self._note("fence", session)
+
+
+def commanded() -> tuple[Admin, Commands]:
+    commands = Commands()
+    snapshot = RouterSnapshot((SessionRow(FIRST, 1), SessionRow(SECOND, 2)), ())
+    return Admin({"router": lambda: snapshot}, "1", lambda: commands), commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+async def test_commands_go_to_the_router_with_the_whole_id(name: str) -> None:
+    admin_, commands = commanded()
+    status, body = await admin_.command(f"/sessions/{session_path_id(SECOND)[:14]}/{name}", "")
+    assert (status, body["command"], body["session"]) == (200, name, session_path_id(SECOND))
+    assert [done.command for done in commands.told] == [name]
+
+
+async def test_a_target_is_passed_on() -> None:
+    admin_, commands = commanded()
+    await admin_.command(f"/sessions/{session_path_id(FIRST)}/failover", "to=https%3A%2F%2Fv%2Fverifier%2F")
+    assert commands.told == [Done(session_path_id(FIRST), "failover", "https://v/verifier/")]
+
+
+async def test_commands_that_cannot_be_carried_out() -> None:
+    admin_, commands = commanded()
+    first, other = session_path_id(FIRST), session_path_id(b"C" * 16)
+    assert (await admin_.command(f"/sessions/{first}/explode", ""))[0] == 404
+    assert (await admin_.command("/sessions//fence", ""))[0] == 404
+    assert (await admin_.command(f"/sessions/{first[:2]}/fence", ""))[0] == 409
+    assert (await admin_.command("/sessions/zz/fence", ""))[0] == 404
+    status, body = await admin_.command(f"/sessions/{other}/fence", "")
+    assert (status, body) == (404, {"detail": "not in the care of this router"})
+    status, body = await admin().command(f"/sessions/{first}/fence", "")
+    assert status == 409
+    assert "no router" in body["detail"]
+    assert commands.told == []

@@ -12,9 +12,10 @@ import h2.settings
 import pytest
 import structlog
 import trio
+from hyperframe.frame import PingFrame
 from trio.testing import lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
-from sdcpd.edge.h2_frames import FRAME_BYTES, STREAM_WINDOW_BYTES, Frames
+from sdcpd.edge.h2_frames import FRAME_BYTES, READ_BYTES, STREAM_WINDOW_BYTES, UNSENT_LIMIT_BYTES, Frames
 from sdcpd.edge.identity import CertificateNames, CertifiedIdentity
 from sdcpd.edge.peer_server import PeerServer
 from sdcpd.edge.transport import Handler, Request, Response
@@ -359,6 +360,19 @@ async def test_a_peer_that_takes_nothing_is_dropped(autojump_clock: Any) -> None
         await s.ended.wait()
         assert 7 <= trio.current_time() - begin < 9
         assert s.server.connections == 0
+
+
+async def test_a_peer_that_pings_and_reads_nothing_fills_no_memory(autojump_clock: Any) -> None:
+    pings = PingFrame(0, b"12345678").serialize() * 1000
+    async with stand(pair=lambda: _deaf_pair(), stalled_peer_timeout_s=7) as s:
+        with pytest.raises(trio.BrokenResourceError):
+            while True:
+                await s.peer.stream.send_all(pings)
+                await wait_all_tasks_blocked()
+                for connection in s.server._connections:
+                    assert connection._h2.unsent_bytes <= UNSENT_LIMIT_BYTES + READ_BYTES
+                await trio.sleep(0.01)
+        await s.ended.wait()
 
 
 def _deaf_pair() -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ import trio
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.edge import peer_app
 from sdcpd.edge.dispatch import cache_dispatcher, router_dispatcher, verifier_dispatcher
+from sdcpd.edge.h2_server import Inbox
 from sdcpd.edge.identity import CertificateNames, CertifiedIdentity
 from sdcpd.edge.peer_app import Failures, Mount, PeerApp
 from sdcpd.edge.routes import PROPOSAL_LIMIT_BYTES
@@ -41,6 +42,23 @@ class Answer:
         return problem
 
 
+class EndlessInbox(Inbox):
+    """What was put in comes again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.piece = b""
+        self.read = 0
+
+    def put(self, octets: bytes) -> None:
+        self.piece = octets
+
+    async def receive(self) -> tuple[bytes, bool]:
+        await trio.lowlevel.checkpoint()
+        self.read += len(self.piece)
+        return self.piece, True
+
+
 class Asker:
     """A connection with one request at a time. `uris`: what the caller's certificate carries."""
 
@@ -58,19 +76,11 @@ class Asker:
         pieces: Sequence[bytes] = (),
         endless: bool = False,
     ) -> Answer:
-        waiting = [*pieces, b""]
-        read = 0
-
-        async def receive() -> tuple[bytes, bool]:
-            nonlocal read
-            await trio.lowlevel.checkpoint()
-            if endless:
-                read += len(pieces[0])
-                return pieces[0], True
-            piece = waiting.pop(0)
-            read += len(piece)
-            return piece, bool(waiting)
-
+        inbox = EndlessInbox() if endless else Inbox()
+        for piece in pieces:
+            inbox.put(piece)
+        if not endless:
+            inbox.end()
         sent: list[Response] = []
 
         async def send(response: Response) -> None:
@@ -78,9 +88,9 @@ class Asker:
             assert self.app.under_way > 0
             sent.append(response)
 
-        await self.app(self.identity, Request(method, path, query, headers or {}), receive, send)
+        await self.app(self.identity, Request(method, path, query, headers or {}), inbox, send)
         (response,) = sent
-        return Answer(response, read)
+        return Answer(response, inbox.read if isinstance(inbox, EndlessInbox) else 0)
 
 
 def app_with(**handlers: Handler) -> PeerApp:
@@ -242,15 +252,21 @@ async def test_requests_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_body_that_dribbles_is_not_waited_for(autojump_clock: Any) -> None:
     app = app_with(verifier=echo)
 
-    async def receive() -> tuple[bytes, bool]:
-        await trio.sleep(1)
-        return b"x", True
+    inbox = Inbox()
+
+    async def dribble() -> None:
+        while True:
+            await trio.sleep(1)
+            inbox.put(b"x")
 
     async def send(response: Response) -> None:
         sent.append(response.status)
 
     sent: list[int] = []
-    await app(Asker(app).identity, Request("GET", "/verifier/x"), receive, send)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dribble)
+        await app(Asker(app).identity, Request("GET", "/verifier/x"), inbox, send)
+        nursery.cancel_scope.cancel()
     assert sent == [408]
     assert trio.current_time() < 100
 

@@ -19,7 +19,7 @@ import pytest
 
 from sdcpd.node.demo_cluster import DemoCluster
 from sdcpd.node.demo_daemon import DemoDaemon
-from sdcpd.node.demo_process import get
+from sdcpd.node.demo_process import DemoProcess, free_port, get, set_arguments, wait_ready
 from tests.support.processes import read_log, sessions_of, stream
 
 pytestmark = pytest.mark.process
@@ -235,3 +235,52 @@ def test_a_hang_up_signal_renews_certificates_under_an_answer(
     cluster.daemon("verifier").process.send_signal(signal.SIGHUP)
     wait_for(lambda: "certificates kept as they were" in cluster.daemon("verifier").log())
     assert answer(cluster, tiny_llama) == undisturbed
+
+
+def test_on_loopback_without_tls_a_drafter_joins_a_node_with_all_other_roles(
+    tiny_llama: Path, tmp_path: Path, undisturbed: str
+) -> None:
+    """`insecure_loopback = true`, and nothing else: identities are claimed there."""
+    ports = [free_port() for _ in range(4)]
+    base = [f"http://127.0.0.1:{port}/" for port in ports[:2]]
+    others = [
+        *ENGINE,
+        *UNHURRIED,
+        *NO_ESCALATION,
+        f"engine.model={tiny_llama}",
+        f"node.base_uri={base[0]}",
+        "node.single_node=true",
+        f"sdcp.listen=127.0.0.1:{ports[0]}",
+        f"frontend.listen=127.0.0.1:{ports[2]}",
+    ]
+    drafter = [
+        f"node.base_uri={base[1]}",
+        f"sdcp.listen=127.0.0.1:{ports[1]}",
+        f"metrics.listen=127.0.0.1:{ports[3]}",
+        f"drafter.tokenizer={tiny_llama}",
+        f'peers.routers=["{base[0]}router/"]',
+        f'peers.caches=["{base[0]}cache/"]',
+    ]
+
+    def start(name: str, roles: str, settings: list[str]) -> DemoProcess:
+        config = tmp_path / f"{name}.toml"
+        config.write_text("[sdcp]\ninsecure_loopback = true\n")
+        places = [f"node.state_dir={tmp_path / name / 'state'}", f"node.runtime_dir={tmp_path / name / 'run'}"]
+        arguments = ["--role", roles, "--config", str(config), *set_arguments([*places, *settings])]
+        return DemoProcess(name, arguments, tmp_path / f"{name}.log")
+
+    daemons = start("others", "router,verifier,cache", others), start("drafter", "drafter", drafter)
+    try:
+        for daemon, port in zip(daemons, ports[2:], strict=True):
+            wait_ready(("127.0.0.1", port), daemon.check, daemon.tail, READY_LIMIT_S)
+        text, drafters = "", set()
+        for count, chunk in enumerate(stream(("127.0.0.1", ports[2]), tiny_llama.name, LONG)):
+            text += text_of(chunk)
+            if count == 20:
+                (session,) = sessions_of(tmp_path / "others" / "run" / "sdcpd.sock")
+                drafters.add(session["router"]["drafter"])
+        assert text == undisturbed
+        assert drafters == {f"{base[1]}drafter/"}
+    finally:
+        codes = [daemon.stop() for daemon in daemons]
+    assert codes == [0, 0]

@@ -146,3 +146,53 @@ def test_it_starts_without_torch() -> None:
         "sys.exit('torch' in sys.modules or 'hypercorn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["failover", "switch", "cancel", "fence"])
+async def test_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[tuple[str, str | None]] = []
+
+    class Done(Struct, frozen=True):
+        session: str
+        command: str
+        state: str = "drafting"
+        epoch: int = 1
+        verifier: str | None = "http://v/verifier/"
+        drafter: str | None = None
+
+    class Commands:
+        async def fail_over(self, session: str, to: str | None = None) -> Done:
+            told.append((session, to))
+            return Done(session, "failover")
+
+        async def switch(self, session: str) -> Done:
+            return await self.fail_over(session)
+
+        async def cancel(self, session: str) -> Done:
+            return await self.fail_over(session)
+
+        async def fence(self, session: str) -> Done:
+            return await self.fail_over(session)
+
+    path = tmp_path / "sdcpd.sock"
+    async with trio.open_nursery() as nursery:
+        snapshot = RouterSnapshot((SessionRow(DASHED[0], 1),))
+        admin = Admin({"router": lambda: snapshot}, "1.2.3", Commands)
+        await nursery.start(serve_admin, admin, bind_admin_socket(path), logging.getLogger("test"))
+        session = session_path_id(DASHED[0])
+        target = ("--to", "http://w/verifier/") if command == "failover" else ()
+        assert await run(command, session[:6], *target, "--socket", str(path)) == 0
+        assert told == [(session, "http://w/verifier/" if target else None)]
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].split() == ["session", "command", "state", "epoch", "verifier", "drafter"]
+        assert lines[1].split() == [session, "failover", "drafting", "1", "http://v/verifier/", "-"]
+        assert await run(command, session, "--json", "--socket", str(path)) == 0
+        assert json.loads(capsys.readouterr().out)["session"] == session
+        assert await run(command, "zzz", "--socket", str(path)) == ctl.NOT_FOUND
+        assert "no session" in capsys.readouterr().err
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_command_where_no_router_runs(served: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("fence", session_path_id(FIRST), "--socket", served) == ctl.NOT_FOUND
+    assert "no router runs on this node" in capsys.readouterr().err

@@ -124,3 +124,15 @@ def test_a_fence_behind_our_record_is_reported_with_the_tag_to_go_on_from() -> N
 
 def test_a_log_that_lost_acknowledged_records_is_a_store_fault() -> None:
     assert look_for(b"", record=ours, acknowledged=1, epoch=1) == LogShrank()
+
+
+@pytest.mark.parametrize("octets", [b"", write_record(FenceRecord(epoch=1)) * 2])
+def test_one_record_is_one_record(octets: bytes) -> None:
+    with pytest.raises(IllFormed, match="log records where one was expected"):
+        read_record(octets)
+
+
+@pytest.mark.parametrize("octets", [b"\x01", b"\x80", write_record(FenceRecord(epoch=1)) + b"\xf6"])
+def test_what_is_no_map_is_no_record(octets: bytes) -> None:
+    with pytest.raises(IllFormed, match="not a map"):
+        read_records(octets)

@@ -1,7 +1,7 @@
 """The router's machine for one session, stepped by hand (draft 6.1, 6.5.2, 6.7, 6.9; decisions 30, 36, 37, 41, 110)."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,209 +9,31 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from sdcpd.protocol import digests
+from sdcpd.protocol.directory import read_directory_record
 from sdcpd.protocol.encoding import decode_tokens, encode
-from sdcpd.protocol.fleet import Fleet
-from sdcpd.protocol.messages import Contract, Event, Output, SessionState, SpeculationStats, Status
-from sdcpd.protocol.placement import Phase, Placement
+from sdcpd.protocol.messages import Output, SpeculationStats
 from sdcpd.protocol.placement_values import (
     Accepted,
     Assign,
     Call,
     Close,
     Drop,
-    Ending,
     Lost,
-    Moved,
     Name,
     Open,
-    Outcome,
     Patience,
-    Plan,
+    Phase,
     Publish,
     Read,
+    ReadLog,
     Refused,
+    Stored,
+    WriteLog,
+    WriteRecord,
 )
 from sdcpd.protocol.problems import Conflict, Problem, StaleEpoch
-from sdcpd.protocol.retry_lane import Step
-from sdcpd.protocol.terms import Action, LadderAction, State
-
-SESSION, BOOT = b"s" * 16, b"b" * 16
-V, D1, D2 = "http://v/verifier/", "http://d1/drafter/", "http://d2/drafter/"
-CONTRACT = Contract(
-    target=b"m" * 32,
-    tokenizer=b"t" * 32,
-    rule=1,
-    m_max=8,
-    max_new=40,
-    stop=(2,),
-    low_rounds=4,
-    fallback=(LadderAction.SELF_DECODE,),
-    self_load=100,
-    self_max=64,
-)
-PROMPT = (11, 12, 13)
-D0 = digests.prompt_digest(digests.contract_digest(CONTRACT), PROMPT)
-INCARNATION = 5
-A = TypeVar("A", bound=Call)
-
-
-class World:
-    """One placement, its fleet, and what it wants done. Statuses are renewed by `wait`, for those in `alive`."""
-
-    def __init__(self, *drafters: str, speculation: bool = True, patience: Patience | None = None) -> None:
-        self.now = 1000.0
-        self.fleet = Fleet()
-        self.alive: dict[str, dict[str, Any]] = {V: {"role": 2, "model": b"m" * 32}}
-        self.alive |= {drafter: {"role": 1} for drafter in drafters}
-        self.report()
-        plan = Plan(
-            session=SESSION,
-            contract=CONTRACT,
-            prompt=PROMPT,
-            verifier=V,
-            verifier_boot=BOOT,
-            vocabulary=100,
-            router="http://r/router/",
-            commit_log="http://c/cache/v1/s/-/l/x",
-            objects="http://c/cache/v1/s/-/o/x/",
-            m_init=8,
-            incarnation=INCARNATION,
-            speculation=speculation,
-        )
-        self.machine = Placement(plan, self.fleet, patience or Patience())
-        self.todo: list[Step] = []
-        self.moves: list[tuple[str, str | None]] = []
-        self.output: list[int] = []  # what the verifier has committed
-        self.round = 0
-
-    def report(self) -> None:
-        for uri, members in self.alive.items():
-            fields: dict[str, Any] = {
-                "instance": uri,
-                "load": 0,
-                "queue": 0,
-                "ttl_ms": 3000,
-                "tokenizer": b"t" * 32,
-                "vocabulary": 100,
-                "boot": BOOT,
-            }
-            self.fleet.report(Status(**fields | members), self.now)
-
-    def take(self, steps: tuple[Step, ...]) -> None:
-        for step in steps:
-            if isinstance(step, Moved):
-                self.moves.append((step.reason, step.to))
-            else:
-                self.todo.append(step)
-
-    def next(self, kind: type[A]) -> A:
-        """The oldest call of this kind that is to be made; it is taken off the list."""
-        for index, step in enumerate(self.todo):
-            if isinstance(step, kind):
-                del self.todo[index]
-                return step
-        raise AssertionError(f"no {kind.__name__} in {self.todo}")
-
-    def wants(self) -> list[str]:
-        return [type(step).__name__ for step in self.todo]
-
-    def answer(self, call: Call, outcome: Outcome) -> None:
-        self.take(self.machine.outcome(call.call, outcome, self.now))
-
-    def event(self, kind: Action, *, seq: int | None = -1, **members: Any) -> None:
-        """An event of the verifier as things stand; `seq` -1 means the current one, None leaves it out."""
-        number = self.machine.seq if seq == -1 else seq
-        fields: dict[str, Any] = {
-            "session": SESSION,
-            "epoch": 1,
-            "kind": kind,
-            "committed": len(self.output),
-            "digest": self.digest(),
-            "round": self.round,
-            "seq": UNSET if number is None else number,
-        }
-        self.take(self.machine.event(Event(**fields | members), self.now))
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass as the router does: statuses come, the fleet and the machine are ticked."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now = min(self.now + 0.25, end)
-            self.report()
-            self.fleet.tick(self.now)
-            self.take(self.machine.tick(self.now))
-
-    def retry(self) -> None:
-        """Jump to the next moment the machine asks for."""
-        due = self.machine.next_deadline()
-        assert due is not None
-        self.wait(max(due - self.now, 0) + 1e-6)
-
-    def commit(self, *tokens: int) -> None:
-        self.output += tokens
-        self.round += 1
-
-    def digest(self, count: int | None = None) -> bytes:
-        return digests.extend(D0, self.output[:count])
-
-    def state(self, state: State | None, **members: Any) -> SessionState:
-        fields: dict[str, Any] = {
-            "session": SESSION,
-            "epoch": 1,
-            "round": self.round,
-            "committed": len(self.output),
-            "digest": self.digest(),
-            "state": UNSET if state is None else int(state),
-            "seq": self.machine.seq,
-        }
-        return SessionState(**fields | members)
-
-    def page(self, read: Read, final: Action | None = None, **members: Any) -> None:
-        """Answer an output poll with all that is committed behind its start."""
-        fields: dict[str, Any] = {
-            "session": SESSION,
-            "epoch": 1,
-            "from_": read.start,
-            "tokens": tuple(self.output[read.start :]),
-            "final": final is not None,
-            "finish": UNSET if final is None else final,
-        }
-        self.answer(read, Output(**fields | members))
-
-    def read(self, final: Action | None = None, **members: Any) -> None:
-        self.page(self.next(Read), final, **members)
-
-    def opened(self) -> "World":
-        self.take(self.machine.start(self.now))
-        self.answer(self.next(Open), self.state(State.WAITING))
-        return self
-
-    def drafting(self) -> "World":
-        """Opened, a drafter named and assigned."""
-        self.opened()
-        self.answer(self.next(Name), self.state(State.DRAFTING))
-        self.answer(self.next(Assign), Accepted())
-        assert self.machine.phase is Phase.SETTLED
-        return self
-
-    def self_decoding(self) -> "World":
-        self.opened()
-        self.answer(self.next(Name), self.state(State.SELF_DECODING))
-        assert self.machine.phase is Phase.SETTLED
-        return self
-
-    def ending(self) -> Ending | None:
-        return self.machine.ending
-
-    def done(self) -> bool:
-        return self.machine.done
-
-    def failed(self, reason: str) -> None:
-        ending = self.machine.ending
-        assert ending is not None
-        assert (ending.finish, ending.reason) == (Action.FAIL, reason)
-
+from sdcpd.protocol.terms import Action, State
+from tests.support.placement_world import CONTRACT, D1, D2, INCARNATION, PROMPT, RECORD, SESSION, V2, VERIFIER, V, World
 
 # -- opening and the order of 6.1 ----------------------------------------------------------------------------------
 
@@ -299,6 +121,43 @@ def test_an_open_that_finds_the_session_finished_only_reads() -> None:
     assert ending is not None
     assert ending.finish is Action.FINISH
     assert world.done()
+
+
+def test_the_directory_is_told_before_the_verifier() -> None:
+    """Decision 106: "written before session-open"."""
+    world = World(D1, record=RECORD)
+    world.take(world.machine.start(world.now))
+    first = world.next(WriteRecord)
+    assert (first.ref, first.if_match) == (RECORD, None)
+    record = read_directory_record(first.octets)
+    assert (record.verifier, record.epoch, record.incarnation) == (V, 1, INCARNATION)
+    world.answer(first, Lost("?"))
+    assert world.wants() == []
+    world.retry()
+    second = world.next(WriteRecord)
+    assert (second.octets, second.if_match) == (first.octets, None), "one that holds it already is done"
+    world.answer(second, Stored('"t1"'))
+    assert world.next(Open).message == record.open
+
+
+@pytest.mark.parametrize(("status", "tries"), [(507, 1), (403, 1), (503, 3)])
+def test_without_the_directory_no_session_begins(status: int, tries: int) -> None:
+    world = World(D1, record=RECORD, patience=Patience(open_give_up_s=2.5))
+    world.take(world.machine.start(world.now))
+    for left in reversed(range(tries)):
+        world.answer(world.next(WriteRecord), Refused(status=status, retry_after_s=1.5))
+        if left:
+            world.retry()
+    world.failed("directory_unreachable")
+    assert world.done()
+
+
+def test_cancelled_while_the_directory_is_told() -> None:
+    world = World(D1, record=RECORD)
+    world.take(world.machine.start(world.now))
+    world.take(world.machine.cancel(world.now))
+    assert world.done()
+    assert world.wants() == ["WriteRecord"], "nothing was opened that would have to be closed"
 
 
 # -- naming and assigning ------------------------------------------------------------------------------------------
@@ -424,9 +283,8 @@ def test_a_verifier_that_forgot_the_session_is_lost() -> None:
     """Decision 95: a 404 from the named verifier to any call on the session."""
     world = World(D1).opened()
     world.answer(world.next(Name), Refused(status=404))
-    world.failed("verifier_lost")
-    assert "Close" not in world.wants()
-    assert world.done()
+    assert world.machine.phase is Phase.RECOVERING
+    assert world.failovers == ["forgotten"]
 
 
 def test_a_put_to_a_session_that_just_ended_waits_for_the_last_page() -> None:
@@ -447,7 +305,13 @@ def test_a_higher_seq_at_the_verifier_is_caught_up_with_only_within_this_incarna
     assert naming.message.seq == (INCARNATION << 32) + 10
     other_router = world.state(State.WAITING, seq=(INCARNATION + 1) << 32)
     world.answer(naming, Refused(status=409, state=other_router))
-    world.failed("verifier_refused")
+    world.wait(20)
+    assert world.wants() == ["Read"], "another router has taken it up: this one only reads on"
+    world.commit(2)
+    world.read(Action.FINISH)
+    ending = world.ending()
+    assert ending is not None
+    assert ending.finish is Action.FINISH
 
 
 def test_catching_up_ends() -> None:
@@ -705,11 +569,17 @@ def test_an_announced_end_counts_if_the_output_is_no_longer_served_but_was_read(
 
 
 def test_an_announced_end_does_not_hide_tokens_that_were_never_read() -> None:
+    """They are in the log (decision 91)."""
     world = World(D1).drafting()
     world.commit(21, 2)
     world.event(Action.FINISH)
     world.answer(world.next(Read), Refused(status=410))
-    world.failed("output_gone")
+    world.store()
+    ending = world.ending()
+    assert ending is not None
+    assert ending.finish is Action.FINISH
+    assert world.machine.output.tokens(0) == (21, 2)
+    assert world.fences() == []
 
 
 def test_an_announced_end_whose_last_page_never_comes_fails() -> None:
@@ -790,29 +660,20 @@ def test_a_drafter_that_declines_the_session_is_not_given_it_again() -> None:
 
 
 @pytest.mark.parametrize("bring", [World.opened, World.drafting], ids=["while naming", "while drafting"])
-def test_a_verifier_whose_status_expires_fails_the_session(bring: Callable[[World], World]) -> None:
+def test_a_verifier_whose_status_expires_is_given_up(bring: Callable[[World], World]) -> None:
     world = bring(World(D1))
     del world.alive[V]
-    world.wait(3.25)
-    world.failed("verifier_lost")
-    ending = world.ending()
-    assert ending is not None
-    assert "failover is not built yet" in ending.detail
-    while not world.done():
-        for step in list(world.todo):
-            if isinstance(step, Close | Drop):
-                world.todo.remove(step)
-                world.answer(step, Lost("dead"))
-        world.wait(0.25)
-    assert world.now < 1000 + 3.5 + 15  # bounded
+    world.wait(2.75)
+    assert world.machine.phase is not Phase.RECOVERING
+    world.wait(0.5)
+    assert world.failovers == ["expired"]
 
 
-def test_a_verifier_that_restarted_fails_the_session_at_once() -> None:
+def test_a_verifier_that_restarted_is_given_up_at_once() -> None:
     world = World(D1).drafting()
-    world.alive[V]["boot"] = b"c" * 16
+    world.alive[V] = {**VERIFIER, "boot": b"c" * 16}
     world.wait(0.25)
-    world.failed("verifier_lost")
-    assert "Close" not in world.wants()
+    assert world.failovers == ["restarted"]
 
 
 def test_a_verifier_that_dies_during_the_open() -> None:
@@ -820,7 +681,7 @@ def test_a_verifier_that_dies_during_the_open() -> None:
     world.take(world.machine.start(world.now))
     del world.alive[V]
     world.wait(3.25)
-    world.failed("verifier_lost")
+    assert world.failovers == ["expired"]
 
 
 # -- cancel --------------------------------------------------------------------------------------------------------
@@ -1001,18 +862,21 @@ def test_unreadable_output_is_retried_and_given_up() -> None:
     world.commit(21)
     world.read()
     assert world.machine.output.tokens(0) == (21,)
-    while world.ending() is None:
+    while not world.failovers:
         world.answer(world.next(Read), Refused(status=503))
-        if world.ending() is None:
+        if not world.failovers:
             world.retry()
-    world.failed("output_unreadable")
+    assert world.failovers == ["unreadable"]
 
 
-@pytest.mark.parametrize(("status", "reason"), [(404, "verifier_lost"), (409, "output_unreadable")])
-def test_output_refused_for_good(status: int, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "suffix", "kind"),
+    [(404, None, "forgotten"), (409, "sdcp-stale-epoch", "fenced"), (410, None, "closed"), (403, None, "unreadable")],
+)
+def test_output_refused_for_good(status: int, suffix: str | None, kind: str) -> None:
     world = World(D1).drafting()
-    world.answer(world.next(Read), Refused(status=status))
-    world.failed(reason)
+    world.answer(world.next(Read), Refused(status=status, suffix=suffix))
+    assert world.failovers == [kind]
 
 
 def test_empty_pages_that_come_at_once_are_not_polled_in_a_tight_loop() -> None:
@@ -1043,9 +907,10 @@ INPUTS = st.one_of(
     st.tuples(st.just("odd"), st.integers(0, 40), STATES),
     st.tuples(st.just("event"), st.sampled_from(list(Action)), st.integers(-2, 1) | st.none()),
     st.tuples(st.just("wait"), st.sampled_from([0.05, 0.4, 2.0, 7.0]), st.none()),
-    st.tuples(st.just("die"), st.sampled_from([V, D1, D2]), st.none()),
-    st.tuples(st.just("live"), st.sampled_from([D1, D2]), st.none()),
-    st.tuples(st.just("boot"), st.sampled_from([V, D1, D2]), st.none()),
+    st.tuples(st.just("die"), st.sampled_from([V, V2, D1, D2]), st.none()),
+    st.tuples(st.just("live"), st.sampled_from([V, V2, D1, D2]), st.none()),
+    st.tuples(st.just("operator"), st.sampled_from([None, V, V2]), st.none()),
+    st.tuples(st.just("boot"), st.sampled_from([V, V2, D1, D2]), st.none()),
     st.tuples(st.just("commit"), st.integers(1, 6), st.none()),
     st.tuples(st.just("cancel"), st.none(), st.none()),
 )
@@ -1056,11 +921,14 @@ def feed(world: World, kind: str, first: Any, second: Any) -> None:
         case "good" if world.todo:
             call = world.todo.pop(first % len(world.todo))
             assert isinstance(call, Call)
-            if isinstance(call, Read):
+            if isinstance(call, ReadLog | WriteLog | Publish):
+                world.answer(call, world.stored(call))
+            elif isinstance(call, Read):
                 ended = {State.FINISHED: Action.FINISH, State.FAILED: Action.FAIL}.get(second)
                 world.page(call, ended)
             else:
                 answered = isinstance(call, Open | Name)
+                world.epoch = max(world.epoch, world.machine.epoch if isinstance(call, Open) else 0)
                 world.answer(call, world.state(second, seq=UNSET) if answered else Accepted())
         case "fault" if world.todo:
             call = world.todo.pop(first % len(world.todo))
@@ -1079,9 +947,12 @@ def feed(world: World, kind: str, first: Any, second: Any) -> None:
         case "die":
             world.alive.pop(first, None)
         case "live":
-            world.alive.setdefault(first, {"role": 1})
+            world.alive.setdefault(first, VERIFIER if first in (V, V2) else {"role": 1})
         case "boot" if first in world.alive:
-            world.alive[first]["boot"] = bytes([len(world.output)]) * 16
+            world.alive[first] = {**world.alive[first], "boot": bytes([len(world.output)]) * 16}
+        case "operator":
+            world.take(world.machine.fail_over(world.now, to=first))
+            world.take(world.machine.switch(world.now))
         case "commit" if len(world.output) + first <= CONTRACT.max_new:
             world.commit(*range(20, 20 + first))
         case "cancel":

@@ -63,3 +63,9 @@ def test_what_is_no_base_uri(text: str) -> None:
 def test_join_keeps_the_last_segment_of_the_base() -> None:
     """RFC 3986 resolution of `sessions` against https://h/sdcp would drop `sdcp`."""
     assert join(normalize_base_uri("https://h/sdcp"), "sessions") == "https://h/sdcp/sessions"
+
+
+@pytest.mark.parametrize("text", ["http://[::1::2]/", "http://[fe80::g]/", "http://[:::]/", "http://[v1.a:b]/"])
+def test_ill_formed_ipv6_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"IPv6|Invalid|address"):
+        normalize_base_uri(text)

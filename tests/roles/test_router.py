@@ -13,6 +13,7 @@ from msgspec import UNSET
 from trio.testing import MockClock
 
 from sdcpd.protocol import digests
+from sdcpd.protocol.commit_log import CommitRecord, write_record
 from sdcpd.protocol.encoding import decode_tokens, encode
 from sdcpd.protocol.ladder import Ladder, LadderError
 from sdcpd.protocol.messages import Assignment, Event, Output, SessionOpen, SessionState, SpeculationStats, Status
@@ -64,6 +65,9 @@ class Hosted:
         self.seq = 0
         self.round = 0
         self.tokens: list[int] = []
+        if opening.resume is not UNSET:
+            self.round = opening.resume.round
+            self.tokens = list(expected(self.prompt, opening.resume.committed))
         self.changed = trio.Event()
 
     def notify(self) -> None:
@@ -81,7 +85,7 @@ class Hosted:
     def message(self) -> SessionState:
         return SessionState(
             session=self.opening.session,
-            epoch=1,
+            epoch=self.opening.epoch,
             round=self.round,
             committed=len(self.tokens),
             digest=self.digest(),
@@ -185,7 +189,7 @@ class Cluster:
         async def carry_out() -> SessionState:
             await trio.sleep(self.prefill_s)
             known = self.hosted[verifier].get(message.session)
-            if known is None:
+            if known is None or known.opening.epoch < message.epoch:
                 known = self.hosted[verifier][message.session] = Hosted(message)
                 self.nursery.start_soon(self._decode, verifier, known)
             assert known.opening == message  # decision 29
@@ -224,7 +228,7 @@ class Cluster:
             stats = SpeculationStats(rounds=one.round, drafts=0, draft_tokens=0, accepted_tokens=0)
             return Output(
                 session=session,
-                epoch=1,
+                epoch=one.opening.epoch,
                 from_=from_,
                 tokens=tuple(one.tokens[from_:]),
                 final=one.ended,
@@ -261,8 +265,12 @@ class Cluster:
             await trio.sleep(ROUND_S)
             if (self._pace(one), one.seq) != (step, seq) or verifier in self.mute:
                 continue
-            one.tokens += goal[len(one.tokens) :][:step]
+            if self.hosted[verifier].get(one.opening.session) is not one:
+                return
+            added = goal[len(one.tokens) :][:step]
+            one.tokens += added
             one.round += 1
+            self._record(one, added)
             self.rounds_by[one.drafter or ""] = self.rounds_by.get(one.drafter or "", 0) + 1
             rounds_here = rounds_here + 1 if one.seq == told else 1
             told = one.seq
@@ -273,6 +281,17 @@ class Cluster:
                 one.state = State.WAITING
                 await self._event(verifier, one, Action.SWITCH)
             one.notify()
+
+    def _record(self, one: Hosted, emitted: tuple[int, ...]) -> None:
+        record = CommitRecord(
+            epoch=one.opening.epoch,
+            round=one.round,
+            emitted=emitted,
+            committed=len(one.tokens),
+            digest=one.digest(),
+        )
+        logs, ref = self.objects.logs, one.opening.commit_log
+        logs[ref] = logs.get(ref, b"") + write_record(record)
 
     def _pace(self, one: Hosted) -> int:
         if one.state is State.SELF_DECODING:
@@ -285,7 +304,7 @@ class Cluster:
     async def _event(self, verifier: str, one: Hosted, kind: Action) -> None:
         event = Event(
             session=one.opening.session,
-            epoch=1,
+            epoch=one.opening.epoch,
             kind=kind,
             committed=len(one.tokens),
             digest=one.digest(),
@@ -589,15 +608,30 @@ async def test_all_drafters_dead_means_decoding_alone(autojump_clock: MockClock)
         assert s.cluster.rounds_by[V1] > 5
 
 
-async def test_a_lost_verifier_fails_the_session_with_its_reason_and_in_time(autojump_clock: MockClock) -> None:
+async def test_a_lost_verifiers_session_goes_on_at_another(autojump_clock: MockClock) -> None:
     async with stand(V1, V2, D1) as s, s.router.generation(request(max_new=50)) as generation:
         await trio.sleep(0.3)
-        s.cluster.mute.append(s.only().verifier)
+        lost = s.only().verifier
+        s.cluster.mute.append(lost)
         started = trio.current_time()
         tokens, final = await collect(generation)
-        assert trio.current_time() - started < 4
-        assert final.finish is Action.FAIL
-        assert final.reason == "verifier_lost"
+        assert trio.current_time() - started < 3.5 + 50 * ROUND_S
+        assert final.finish is Action.FINISH
+        assert tokens == expected((5, 6, 7), 50)
+        assert (s.only().epoch, final.epoch) == (2, 2)
+        assert s.only().verifier == ({V1, V2} - {lost}).pop()
+        assert s.meters.counts["failover_total", "expired"] == 1
+
+
+async def test_a_lost_verifier_without_another_fails_the_session_in_time(autojump_clock: MockClock) -> None:
+    settings = RouterSettings(patience=Patience(failover_give_up_s=10))
+    async with stand(V1, D1, settings=settings) as s, s.router.generation(request(max_new=50)) as generation:
+        await trio.sleep(0.3)
+        s.cluster.mute.append(V1)
+        started = trio.current_time()
+        tokens, final = await collect(generation)
+        assert trio.current_time() - started < 14
+        assert (final.finish, final.reason) == (Action.FAIL, "verifier_lost")
         assert tokens == expected((5, 6, 7), 50)[: len(tokens)]
         await s.settled(30)
         assert s.only().detail is not None
@@ -607,11 +641,12 @@ async def test_a_lost_verifier_fails_the_session_with_its_reason_and_in_time(aut
 async def test_a_verifier_that_restarted_is_noticed_at_its_next_report(autojump_clock: MockClock) -> None:
     async with stand(V1, D1) as s, s.router.generation(request(max_new=50)) as generation:
         await trio.sleep(0.3)
+        s.cluster.hosted[V1].clear()
         s.cluster.instances[V1] = {"boot": b"c" * 16}
-        started = trio.current_time()
-        _, final = await collect(generation)
-        assert final.reason == "verifier_lost"
-        assert trio.current_time() - started <= 1.1
+        tokens, final = await collect(generation)
+        assert tokens == expected((5, 6, 7), 50)
+        assert (final.finish, final.epoch) == (Action.FINISH, 2)
+        assert s.only().verifier == V1
 
 
 async def test_a_silent_open_is_given_up(autojump_clock: MockClock) -> None:

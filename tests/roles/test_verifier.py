@@ -17,7 +17,6 @@ from sdcpd.protocol.problems import (
     BadContract,
     Conflict,
     IllFormed,
-    NotSupported,
     Overloaded,
     SessionClosed,
     StaleEpoch,
@@ -253,6 +252,17 @@ async def test_a_fence_ends_serving(autojump_clock: MockClock) -> None:
         assert stand.meters.counts["fenced_appends_total"] == 1
 
 
+async def test_an_open_repeated_at_a_verifier_that_lost_the_session_is_refused(autojump_clock: MockClock) -> None:
+    """Decision 65: whoever was fenced answers nothing as if the session lived there, a late session-open neither."""
+    async with running() as stand:
+        await stand.open()
+        stand.logs.logs[LOG] += write_record(FenceRecord(epoch=2))
+        await stand.verifier.cancel_session(ROUTER_PEER, SESSION)  # its `end` record meets the fence
+        with pytest.raises(StaleEpoch, match="no longer serves"):
+            await stand.open()
+        assert stand.verifier.snapshot().sessions[0].reason == "fenced"
+
+
 async def test_a_log_that_the_store_refuses_for_good_ends_serving(autojump_clock: MockClock) -> None:
     """A damaged log answers 409 for ever: nothing more can be committed here, and nobody may wait for it."""
     async with running() as stand:
@@ -327,7 +337,7 @@ async def test_repeated_opens(autojump_clock: MockClock) -> None:
             await stand.open(contract(max_new=3))
         with pytest.raises(StaleEpoch):
             await stand.open(epoch=0)
-        with pytest.raises(NotSupported, match="resume"):
+        with pytest.raises(IllFormed, match="resume"):
             await stand.open(epoch=2)
         assert len(stand.engine.passes) < 40
 

@@ -24,6 +24,7 @@ from sdcpd.protocol.placement_values import (
     Assign,
     Call,
     Drop,
+    FailingOver,
     Lost,
     Moved,
     Name,
@@ -215,6 +216,8 @@ class RouterPlayer:
     def step(self, step: Step) -> str:
         if isinstance(step, Moved):
             return f"moved to {SHORT.get(step.to or '', 'nobody')}: {step.reason}"
+        if isinstance(step, FailingOver):
+            return f"failing over from {SHORT[step.verifier]}: {step.kind}, epoch {step.epoch}"
         kind = type(step).__name__.lower()
         self.calls[kind] = step
         match step:

@@ -1,10 +1,11 @@
 """A whole cluster in one process: real roles, real encoding and dispatch, the real log store; a toy engine.
 
-The network is the loopback of edge/transport.py. Under trio's MockClock all of it runs in virtual time. A `Cluster` is
-one of each role, with as many drafters as sources are given.
+The network is the loopback of edge/transport.py, with links that can be cut and calls that can be lost. Under trio's
+MockClock all of it runs in virtual time. A `Cluster` is one cache and one router, with as many drafters as sources are
+given and as many verifiers as asked for. The first verifier is `verifier`, its engine `engine`.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from sdcpd.drafting.source import Draft, DraftSource
 from sdcpd.edge.dispatch import cache_dispatcher, drafter_dispatcher, router_dispatcher, verifier_dispatcher
 from sdcpd.edge.objects import ObjectClient
 from sdcpd.edge.peers import PeerClient
-from sdcpd.edge.transport import LoopbackNetwork
+from sdcpd.edge.transport import LoopbackNetwork, Request, Response, TransportError
 from sdcpd.protocol.draft_session import Identity
 from sdcpd.protocol.ladder import Ladder
 from sdcpd.protocol.messages import Output
@@ -58,13 +59,42 @@ class OracleSource:
         self._contexts.pop(session, None)
 
 
-class Cluster:
-    """Running roles. `drafters` maps a base URI to its role; `stop` kills one as a crash would."""
+class LossyNetwork(LoopbackNetwork):
+    """`fault` is asked about each exchange, with the caller's URI, the callee's, method and path.
 
-    def __init__(self, engine: Engine, meters: CountingMeters, network: LoopbackNetwork) -> None:
+    "cut": it never arrives. "lost": it is carried out and its answer lost. None: it goes through.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault: Callable[[str, str, str, str], str | None] = lambda *_: None
+
+    async def carry(self, caller: Peer, base_uri: str, request: Request) -> Response:
+        fault = self.fault(caller.uri, base_uri, request.method, request.path)
+        if fault == "cut":
+            raise TransportError("the link is cut")
+        response = await super().carry(caller, base_uri, request)
+        if fault == "lost":
+            raise TransportError("the answer was lost")
+        return response
+
+
+class Cluster:
+    """Running roles. `drafters` maps a base URI to its role, `verifiers` likewise; `stop` kills one as a crash would.
+
+    `nursery` runs whatever a test starts later.
+    """
+
+    nursery: trio.Nursery
+    start_verifier: Callable[[str, bytes], Awaitable[Verifier]]
+    start_router: Callable[[], Awaitable[Router]]
+
+    def __init__(self, engine: Engine, meters: CountingMeters, network: LossyNetwork) -> None:
         self.engine = engine
+        self.engines: dict[str, Engine] = {}
         self.meters = meters
         self.network = network
+        self.verifiers: dict[str, Verifier] = {}
         self.router: Router
         self.verifier: Verifier
         self.cache: Cache
@@ -78,7 +108,8 @@ class Cluster:
 
     async def ready(self) -> None:
         """Until the router would take a request and knows all drafters."""
-        while not self.router.ready()[0] or len(self.router.snapshot().instances) < 1 + len(self.drafters):
+        known = len(self.verifiers) + len(self.drafters)
+        while not self.router.ready()[0] or len(self.router.snapshot().instances) < known:
             await trio.sleep(0.01)
 
     async def generate(
@@ -108,14 +139,16 @@ async def running_cluster(
     router: RouterSettings | None = None,
     drafter: DrafterSettings | None = None,
     workers: Workers | None = None,
+    verifiers: int = 1,
+    pass_s: float = 0.01,
 ) -> AsyncIterator[Cluster]:
     clock, randomness, meters = TrioClock(), SeededRandomness(), CountingMeters()
-    engine = engine if engine is not None else ToyEngine(clock, model=TARGET, tokenizer=TOKENIZER)
-    network = LoopbackNetwork()
+    engine = engine if engine is not None else ToyEngine(clock, model=TARGET, tokenizer=TOKENIZER, pass_s=pass_s)
+    network = LossyNetwork()
     cluster = Cluster(engine, meters, network)
     uris = {role: f"{BASE}{role}/" for role in ("router", "verifier", "cache")}
 
-    def ports(role: str, uri: str) -> Ports:
+    def ports(role: str, uri: str, engine: Engine | None = None) -> Ports:
         transport = network.transport(Peer(uri=uri, role=role))
         return Ports(
             clock=clock,
@@ -124,30 +157,43 @@ async def running_cluster(
             meters=meters,
             peers=PeerClient(transport, meters),
             objects=ObjectClient(transport, meters, (uris["cache"],)),
-            engine=engine if role == "verifier" else None,
+            engine=engine,
         )
 
-    cache_settings = CacheSettings()
+    async def start_verifier(uri: str, boot: bytes) -> Verifier:
+        """A new process at `uri`; the first one of all runs the engine that the caller may have given."""
+        first = uri == uris["verifier"] and uri not in cluster.engines
+        cluster.engines[uri] = engine if first else ToyEngine(clock, model=TARGET, tokenizer=TOKENIZER, pass_s=pass_s)
+        started = cluster.verifiers[uri] = Verifier(
+            verifier if verifier is not None else VerifierSettings(),
+            ports("verifier", uri, cluster.engines[uri]),
+            instance=uri,
+            routers=(uris["router"],),
+            caches=(uris["cache"],),
+            boot=boot,
+        )
+        network.serve(uri, verifier_dispatcher(started, meters).handle)
+        cluster.scopes[uri] = await cluster.nursery.start(_run_scoped, started)
+        return started
+
+    async def start_router() -> Router:
+        uri = uris["router"]
+        cluster.router = Router(
+            router if router is not None else RouterSettings(),
+            ports("router", uri),
+            instance=uri,
+            cache=uris["cache"],
+            models=(RoutedModel(name=MODEL, tokenizer=engine.info.tokenizer, ladder="test" if ladder else None),),
+            ladders={"test": ladder} if ladder is not None else {},
+        )
+        network.serve(uri, router_dispatcher(cluster.router, meters).handle)
+        cluster.scopes[uri] = await cluster.nursery.start(_run_scoped, cluster.router)
+        return cluster.router
+
+    cluster.start_verifier, cluster.start_router = start_verifier, start_router
+    cache_settings = CacheSettings(commit_durability="page_cache")  # no test here cuts the power
     cluster.cache = Cache(cache_settings, ports("cache", uris["cache"]), RealFiles(state_dir))
     network.serve(uris["cache"], cache_dispatcher(cluster.cache, cache_settings, meters).handle)
-    cluster.verifier = Verifier(
-        verifier if verifier is not None else VerifierSettings(),
-        ports("verifier", uris["verifier"]),
-        instance=uris["verifier"],
-        routers=(uris["router"],),
-        caches=(uris["cache"],),
-        boot=b"v" * 16,
-    )
-    network.serve(uris["verifier"], verifier_dispatcher(cluster.verifier, meters).handle)
-    cluster.router = Router(
-        router if router is not None else RouterSettings(),
-        ports("router", uris["router"]),
-        instance=uris["router"],
-        cache=uris["cache"],
-        models=(RoutedModel(name=MODEL, tokenizer=engine.info.tokenizer, ladder="test" if ladder else None),),
-        ladders={"test": ladder} if ladder is not None else {},
-    )
-    network.serve(uris["router"], router_dispatcher(cluster.router, meters).handle)
     for number, source in enumerate(sources):
         uri = f"http://127.0.0.{number + 2}:8470/drafter/"
         identity = Identity(
@@ -167,8 +213,12 @@ async def running_cluster(
         )
         network.serve(uri, drafter_dispatcher(cluster.drafters[uri], meters).handle)
     async with trio.open_nursery() as nursery:
-        for role in (cluster.cache, cluster.router, cluster.verifier):
-            await nursery.start(role.run)
+        cluster.nursery = nursery
+        await nursery.start(cluster.cache.run)
+        await start_router()
+        for number in range(verifiers):
+            await start_verifier(verifier_uri(number), bytes([100 + number]) * 16)
+        cluster.verifier = cluster.verifiers[uris["verifier"]]
         for uri, drafting in cluster.drafters.items():
             cluster.scopes[uri] = await nursery.start(_run_scoped, drafting)
         await cluster.ready()
@@ -176,7 +226,12 @@ async def running_cluster(
         nursery.cancel_scope.cancel()
 
 
-async def _run_scoped(role: Drafter, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+def verifier_uri(number: int) -> str:
+    """Base URI of the verifier with this number, from 0."""
+    return f"{BASE}verifier/" if number == 0 else f"http://127.0.1.{number}:8470/verifier/"
+
+
+async def _run_scoped(role: Drafter | Verifier | Router, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             await nursery.start(role.run)

@@ -37,13 +37,14 @@ class ToyEngine:
         pages: int = 64,
         page_tokens: int = 16,
         context_tokens: int = 256,
+        vocabulary: int = VOCABULARY,
         pass_s: float = 0.01,
         target: Callable[[Sequence[int]], int] = next_token,
     ) -> None:
         self._info = EngineInfo(
             model=model,
             tokenizer=tokenizer,
-            vocabulary=VOCABULARY,
+            vocabulary=vocabulary,
             context_tokens=context_tokens,
             page_tokens=page_tokens,
             pages=pages,

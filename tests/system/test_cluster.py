@@ -58,13 +58,8 @@ SOURCES: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _virtual_limit(autojump_clock: MockClock) -> None:
-    """All of this file runs in virtual time."""
-
-
 @pytest.mark.parametrize("name", SOURCES)
-async def test_the_text_does_not_depend_on_who_drafts(tmp_path: Path, name: str) -> None:
+async def test_the_text_does_not_depend_on_who_drafts(tmp_path: Path, name: str, autojump_clock: MockClock) -> None:
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, SOURCES[name]) as cluster:
             tokens, page = await cluster.generate(PROMPT, 120)
@@ -74,7 +69,9 @@ async def test_the_text_does_not_depend_on_who_drafts(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["wrong", "random"])
-async def test_nothing_stands_still_on_the_shipped_one_machine_ladder(tmp_path: Path, name: str, seed: int) -> None:
+async def test_nothing_stands_still_on_the_shipped_one_machine_ladder(
+    tmp_path: Path, name: str, seed: int, autojump_clock: MockClock
+) -> None:
     """Self-decoding periods hand back at once, whether appends are faster than passes or slower.
 
     60 tokens of 4 sessions cost at most 60 passes of 10 ms and twice 60 batches of appends of up to 30 ms; a wait
@@ -96,7 +93,7 @@ async def test_nothing_stands_still_on_the_shipped_one_machine_ladder(tmp_path: 
             assert trio.current_time() - started < 5.0
 
 
-async def test_right_drafts_save_passes(tmp_path: Path) -> None:
+async def test_right_drafts_save_passes(tmp_path: Path, autojump_clock: MockClock) -> None:
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, [OracleSource(right)]) as cluster:
             plain, page = await cluster.generate(PROMPT, 100, speculation=False)
@@ -109,7 +106,7 @@ async def test_right_drafts_save_passes(tmp_path: Path) -> None:
             assert page.stats.accepted_tokens + page.stats.rounds >= 100
 
 
-async def test_stop_tokens_end_the_text_inside_a_block(tmp_path: Path) -> None:
+async def test_stop_tokens_end_the_text_inside_a_block(tmp_path: Path, autojump_clock: MockClock) -> None:
     expected = greedy(PROMPT, 60)
     stop = expected[41]
     with trio.fail_after(1000):
@@ -119,7 +116,7 @@ async def test_stop_tokens_end_the_text_inside_a_block(tmp_path: Path) -> None:
             assert page.finish is Action.FINISH
 
 
-async def test_many_sessions_at_once_equal_their_solo_runs(tmp_path: Path) -> None:
+async def test_many_sessions_at_once_equal_their_solo_runs(tmp_path: Path, autojump_clock: MockClock) -> None:
     prompts = [(9 + n, 4, 5 + n) for n in range(12)]
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, [lookup(), OracleSource(half_right)]) as cluster:
@@ -137,7 +134,7 @@ async def test_many_sessions_at_once_equal_their_solo_runs(tmp_path: Path) -> No
             assert cluster.engine.free_pages == cluster.engine.info.pages
 
 
-async def test_a_drafter_that_dies_in_mid_answer_costs_time_only(tmp_path: Path) -> None:
+async def test_a_drafter_that_dies_in_mid_answer_costs_time_only(tmp_path: Path, autojump_clock: MockClock) -> None:
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, [OracleSource(half_right), OracleSource(half_right)]) as cluster:
             request = GenerationRequest(model=MODEL, prompt=PROMPT, max_new=100, stop=())
@@ -152,7 +149,7 @@ async def test_a_drafter_that_dies_in_mid_answer_costs_time_only(tmp_path: Path)
             assert tokens == greedy(PROMPT, 100)
 
 
-async def test_a_client_that_leaves_frees_its_session(tmp_path: Path) -> None:
+async def test_a_client_that_leaves_frees_its_session(tmp_path: Path, autojump_clock: MockClock) -> None:
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, [OracleSource(half_right)]) as cluster:
             request = GenerationRequest(model=MODEL, prompt=PROMPT, max_new=200, stop=())
@@ -168,7 +165,7 @@ async def test_a_client_that_leaves_frees_its_session(tmp_path: Path) -> None:
             assert (await cluster.generate(PROMPT, 20))[0] == greedy(PROMPT, 20)
 
 
-async def test_what_does_not_fit_is_refused_before_a_session_exists(tmp_path: Path) -> None:
+async def test_what_does_not_fit_is_refused_before_a_session_exists(tmp_path: Path, autojump_clock: MockClock) -> None:
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, []) as cluster:
             for prompt, max_new, reason in [
@@ -185,7 +182,9 @@ async def test_what_does_not_fit_is_refused_before_a_session_exists(tmp_path: Pa
             assert len(tokens) == 1
 
 
-async def test_an_answer_without_a_limit_does_not_take_the_whole_context(tmp_path: Path) -> None:
+async def test_an_answer_without_a_limit_does_not_take_the_whole_context(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     settings = RouterSettings(default_max_new_tokens=20)
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, [], router=settings) as cluster:
@@ -193,7 +192,7 @@ async def test_an_answer_without_a_limit_does_not_take_the_whole_context(tmp_pat
             assert len((await cluster.generate(PROMPT, 30))[0]) == 30
 
 
-async def test_a_ladder_that_fails_ends_the_session_with_its_tokens(tmp_path: Path) -> None:
+async def test_a_ladder_that_fails_ends_the_session_with_its_tokens(tmp_path: Path, autojump_clock: MockClock) -> None:
     ladder = Ladder(fallback=("fail",), low_rounds=2)
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, [OracleSource(wrong)], ladder=ladder) as cluster:
@@ -203,7 +202,7 @@ async def test_a_ladder_that_fails_ends_the_session_with_its_tokens(tmp_path: Pa
             assert page.reason
 
 
-async def test_logs_outlive_the_process(tmp_path: Path) -> None:
+async def test_logs_outlive_the_process(tmp_path: Path, autojump_clock: MockClock) -> None:
     with trio.fail_after(1000):
         async with running_cluster(tmp_path, [OracleSource(right)]) as cluster:
             await cluster.generate(PROMPT, 50)

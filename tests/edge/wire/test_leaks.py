@@ -20,8 +20,8 @@ from tests.support.messages import DRAFTER, ROUTER, SESSION, TARGET, TOKENIZER, 
 from tests.support.ports import CountingMeters, TrioClock
 from tests.support.toy_engine import ToyEngine, greedy, next_token
 
-SESSIONS, ROUNDS, TIMES = 16, 125, 5
-"""Ten thousand proposals together: each round is proposed so often, as by a drafter that missed the verdict (6.9)."""
+SESSIONS, ROUNDS = 16, 625
+"""Ten thousand rounds together."""
 
 
 class Caller:
@@ -88,11 +88,9 @@ async def test_ten_thousand_proposals_on_one_connection(authority: Authority, tm
             for number in range(1, ROUNDS + 1):
                 base = len(context) - len(PROMPT)
                 made = proposal((next_token(context),), session=session, round=number, base=base, base_digest=digest)
-                verdicts = [await drafter.calls.propose(w.base(), made) for _ in range(TIMES)]
-                answered.append(len(verdicts))
-                verdict = verdicts[0]
+                verdict = await drafter.calls.propose(w.base(), made)
+                answered.append(number)
                 assert isinstance(verdict, Verdict), verdict
-                assert verdicts == [verdict] * TIMES
                 assert (verdict.accepted, verdict.committed) == (1, base + 2)
                 assert verdict.action is Action.CONTINUE
                 context += verdict.emitted
@@ -116,7 +114,7 @@ async def test_ten_thousand_proposals_on_one_connection(authority: Authority, tm
         await until(
             lambda: footprint(w, router, drafter) == before, lambda: f"{before}, {footprint(w, router, drafter)}"
         )
-        assert sum(answered) == 10_000
+        assert len(answered) == 10_000
         assert (drafter.client.connections, set(logs.appended.values())) == (1, {ROUNDS})
         for number in range(SESSIONS):
             assert isinstance(await router.calls.cancel_session(w.base(), bytes([number]) * 16), Done)

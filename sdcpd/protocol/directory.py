@@ -1,0 +1,67 @@
+"""The directory record of a session: what a router must know to take it up again after a restart (decisions 106, 111).
+
+It is written before the first session-open and before each change of verifier, so at any moment the session lives where
+the record says, or nowhere. Where it stands is not in it: that is the log's and the verifier's to say. The incarnation
+rises with each life of a router that takes the session up, by compare-and-set: of two that try one succeeds.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType, field
+
+from sdcpd.protocol.encoding import decode, encode
+from sdcpd.protocol.messages import Message, Policy, SessionOpen
+from sdcpd.protocol.placement_values import FIRST_EPOCH, Plan
+from sdcpd.protocol.terms import BaseUri, Uint
+
+
+class DirectoryRecord(Message, frozen=True, kw_only=True):
+    """`open` is the first session-open, of epoch 1. `verifier` is asked to serve the session at `epoch`."""
+
+    open: SessionOpen
+    verifier: BaseUri
+    epoch: Uint
+    drafter: BaseUri | UnsetType = UNSET
+    incarnation: Uint
+    policies: tuple[Policy, ...] = ()
+    model: str = field(default="", name="sdcpd_model")  # the name under which a client asked for it
+    m_init: Uint = field(name="sdcpd_m_init")
+    speculation: bool = field(default=True, name="sdcpd_speculation")
+    vocabulary: Uint | UnsetType = field(default=UNSET, name="sdcpd_vocabulary")
+
+
+def first_open(plan: Plan) -> SessionOpen:
+    """The session-open that begins a session (6.1)."""
+    return SessionOpen(
+        session=plan.session,
+        epoch=FIRST_EPOCH,
+        contract=plan.contract,
+        prompt=plan.prompt,
+        commit_log=plan.commit_log,
+        router=plan.router,
+    )
+
+
+def write_directory_record(
+    plan: Plan, *, verifier: str, epoch: int, drafter: str | None, policies: Sequence[Policy] = ()
+) -> bytes:
+    """The record's octets, the same for the same state."""
+    return encode(
+        DirectoryRecord(
+            open=first_open(plan),
+            verifier=verifier,
+            epoch=epoch,
+            drafter=UNSET if drafter is None else drafter,
+            incarnation=plan.incarnation,
+            policies=tuple(policies),
+            model=plan.model,
+            m_init=plan.m_init,
+            speculation=plan.speculation,
+            vocabulary=UNSET if plan.vocabulary is None else plan.vocabulary,
+        )
+    )
+
+
+def read_directory_record(octets: bytes) -> DirectoryRecord:
+    """Inverse of `write_directory_record`. Raises IllFormed or BadContract."""
+    return decode(octets, DirectoryRecord)

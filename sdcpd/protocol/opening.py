@@ -1,0 +1,135 @@
+"""Opening one session at one verifier, for the first time or to resume it (draft 6.1, 6.9; 29, 30, 36, 106).
+
+First the directory is told where the session will be, so that a router which restarts finds it; then it is opened.
+An open that got no answer may have been carried out. So it is repeated with the identical body, and only to the same
+verifier: at another one the session is opened at another, fenced epoch (30), which is `Unopened`'s meaning. At the
+first epoch the verifier's word is final where it refuses, as it speaks of the request, unless it says that it lost the
+session to a fence; at a later one it may be that verifier alone (full, out of step with the log), and another is asked
+if there is one.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sdcpd.protocol.directory import first_open, write_directory_record
+from sdcpd.protocol.failover import Resumable
+from sdcpd.protocol.messages import SessionState
+from sdcpd.protocol.placement_values import (
+    FIRST_EPOCH,
+    Ending,
+    Lost,
+    Open,
+    Outcome,
+    Patience,
+    Plan,
+    Refused,
+    Stored,
+    WriteRecord,
+    passing,
+    retry_after_s,
+    words,
+)
+from sdcpd.protocol.problems import StaleEpoch
+from sdcpd.protocol.retry_lane import MainLane
+from sdcpd.protocol.terms import Action
+
+NO_ROOM: Final = 507
+"""The directory is full of sessions under way; a place frees within minutes, and a client is told sooner."""
+
+
+class Unopened(Struct, frozen=True):
+    """Not here: the session is to be taken to another verifier, at a new epoch."""
+
+
+class Overtaken(Struct, frozen=True):
+    """The directory record was changed by somebody else: another router has taken the session up (111)."""
+
+
+Opened = SessionState | Unopened | Overtaken | Ending | None
+
+
+class Opening:
+    """Record and session-open of one epoch, on the placement's main lane.
+
+    `lost`: some session-open may yet be carried out. `tag` is the entity tag of the record as it was written last.
+    """
+
+    def __init__(self, plan: Plan, lane: MainLane, patience: Patience) -> None:
+        self.lost = False
+        self.tag: str | None = None
+        self._plan = plan
+        self._lane = lane
+        self._patience = patience
+        self._epoch = FIRST_EPOCH
+        self._opening: Open | None = None  # waits for its record
+
+    def first(self, now: float) -> None:
+        """Open it where it was placed first (6.1)."""
+        self._send(self._plan.verifier, FIRST_EPOCH, None, now)
+
+    def resume(self, at: Resumable, now: float) -> None:
+        """Open it where it goes on (6.9)."""
+        self._send(at.verifier, at.epoch, at, now)
+
+    def _send(self, verifier: str, epoch: int, resumed: Resumable | None, now: float) -> None:
+        self.lost, self._epoch = False, epoch
+        message = first_open(self._plan)
+        if resumed is not None:
+            message = replace(message, epoch=epoch, resume=resumed.resume)
+        self._opening = Open(verifier=verifier, message=message)
+        if self._plan.record is None:
+            self._lane.send(self._opening, now)
+            return
+        record = write_directory_record(self._plan, verifier=verifier, epoch=epoch, drafter=None)
+        self._lane.send(WriteRecord(ref=self._plan.record, octets=record, if_match=self.tag), now)
+
+    def outcome(self, outcome: Outcome, now: float, *, elsewhere: bool) -> Opened:
+        """How a try ended. `elsewhere`: another verifier could take the session. None: it is being repeated."""
+        if isinstance(self._lane.action, WriteRecord):
+            return self._recorded(outcome, now)
+        if isinstance(outcome, SessionState):
+            self._lane.clear()
+            return outcome
+        self.lost = self.lost or isinstance(outcome, Lost)
+        tried_s = now - self._lane.since
+        patient = passing(outcome) and tried_s < self._patience.open_give_up_s
+        full = isinstance(outcome, Refused) and self._epoch > FIRST_EPOCH
+        if patient and not (full and elsewhere):
+            self._lane.wait(now, retry_after_s(outcome))
+            return None
+        self._lane.clear()
+        if self._may_go_on(outcome, elsewhere):
+            return Unopened()
+        if not passing(outcome):
+            gone = isinstance(outcome, Refused) and outcome.status == 404
+            return Ending(finish=Action.FAIL, reason="verifier_refused", detail=words(outcome), gone=gone)
+        code = "verifier_unreachable" if isinstance(outcome, Lost) else "verifier_overloaded"
+        return Ending(finish=Action.FAIL, reason=code, detail=f"gave up after {tried_s:.1f} s: {words(outcome)}")
+
+    def _recorded(self, outcome: Outcome, now: float) -> Overtaken | Ending | None:
+        """A record that holds this already is Stored as well, so a lost answer is settled by writing it again."""
+        if isinstance(outcome, Stored):
+            assert self._opening is not None
+            self.tag = outcome.tag
+            self._lane.send(self._opening, now)
+            return None
+        status = outcome.status if isinstance(outcome, Refused) else None
+        patient = status != NO_ROOM and now - self._lane.since < self._patience.open_give_up_s
+        if passing(outcome) and patient:
+            self._lane.wait(now, retry_after_s(outcome))
+        else:
+            self._lane.clear()
+            if status == 412:
+                return Overtaken()
+            return Ending(finish=Action.FAIL, reason="directory_unreachable", detail=words(outcome), gone=True)
+        return None
+
+    def _may_go_on(self, outcome: Outcome, elsewhere: bool) -> bool:
+        if passing(outcome):
+            return elsewhere or self._epoch > FIRST_EPOCH
+        if isinstance(outcome, Refused) and outcome.suffix == StaleEpoch.suffix:
+            return True  # it had the session and lost it to a fence: the log says where it stands (65)
+        out_of_step = isinstance(outcome, Refused) and outcome.status in (404, 409)
+        return self._epoch > FIRST_EPOCH and (elsewhere or out_of_step)

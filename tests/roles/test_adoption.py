@@ -1,0 +1,113 @@
+"""What a router takes from the directory when it starts (decisions 106, 111)."""
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+from trio.testing import MockClock
+
+from sdcpd.cache.refs import record_reference
+from sdcpd.protocol.directory import DirectoryRecord, read_directory_record
+from sdcpd.protocol.encoding import encode
+from sdcpd.protocol.problems import IllFormed
+from sdcpd.roles.adoption import Claimed, claim_sessions
+from sdcpd.roles.ports import Content, ListOutcome, ReadOutcome, RecordOutcome, TagMismatch, Unreachable
+from tests.roles.test_router import Cluster, world
+from tests.support.messages import CACHE, ROUTER, VERIFIER, session_open
+from tests.support.ports import MemoryLogs
+
+IDS = [bytes([number]) * 16 for number in range(1, 6)]
+
+
+def record(session: bytes, router: str = ROUTER, incarnation: int = 4) -> DirectoryRecord:
+    opened = session_open(session=session, router=router)
+    return DirectoryRecord(open=opened, verifier=VERIFIER, epoch=3, incarnation=incarnation, m_init=8, model="toy")
+
+
+async def claimed(logs: MemoryLogs, known: Callable[[bytes], bool] = lambda _: False) -> list[Claimed]:
+    taken: list[Claimed] = []
+    ports, _, _ = world(Cluster(logs))
+    await claim_sessions(ports, instance=ROUTER, cache=CACHE, known=known, take=taken.append)
+    return taken
+
+
+def directory(*records: DirectoryRecord, kind: type[MemoryLogs] = MemoryLogs) -> MemoryLogs:
+    logs = kind()
+    for one in records:
+        logs.records[record_reference(CACHE, None, one.open.session)] = encode(one)
+    return logs
+
+
+async def test_all_pages_are_read_and_the_incarnation_rises(autojump_clock: MockClock) -> None:
+    logs = directory(*(record(session) for session in IDS))
+    taken = await claimed(logs)
+    assert [one.record.open.session for one in taken] == IDS
+    assert {one.record.incarnation for one in taken} == {5}
+    for one in taken:
+        assert read_directory_record(logs.records[one.ref]) == one.record
+        read = await logs.read_record(one.ref)
+        assert isinstance(read, Content)
+        assert read.tag == one.tag
+
+
+async def test_others_sessions_and_known_ones_are_left_alone(autojump_clock: MockClock) -> None:
+    logs = directory(record(IDS[0]), record(IDS[1], "http://other/router/"), record(IDS[2]))
+    before = dict(logs.records)
+    taken = await claimed(logs, known=lambda session: session == IDS[2])
+    assert [one.record.open.session for one in taken] == [IDS[0]]
+    changed = [ref for ref, octets in logs.records.items() if before[ref] != octets]
+    assert changed == [record_reference(CACHE, None, IDS[0])]
+
+
+async def test_a_record_that_cannot_be_read_is_removed(autojump_clock: MockClock) -> None:
+    logs = directory(record(IDS[1]))
+    logs.records[record_reference(CACHE, None, IDS[0])] = b"\xa1"
+    taken = await claimed(logs)
+    assert [one.record.open.session for one in taken] == [IDS[1]]
+    assert len(logs.records) == 1
+
+
+class Slow(MemoryLogs):
+    """Each operation fails a few times first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = {"list": 3, "read": 2, "write": 2}
+
+    def _fails(self, what: str) -> bool:
+        self.failures[what] -= 1
+        return self.failures[what] >= 0
+
+    async def list_records(self, base: str, scope: bytes | None, after: bytes | None = None) -> ListOutcome:
+        return Unreachable("?") if self._fails("list") else await super().list_records(base, scope, after)
+
+    async def read_record(self, ref: str) -> ReadOutcome:
+        return Unreachable("?") if self._fails("read") else await super().read_record(ref)
+
+    async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome:
+        done = await super().write_record(ref, octets, if_match)
+        return Unreachable("the answer was lost") if self._fails("write") else done
+
+
+async def test_a_directory_in_trouble_is_asked_again(autojump_clock: MockClock) -> None:
+    """A write whose answer was lost may have raised the incarnation; it is raised once more, which harms nobody."""
+    (one,) = await claimed(directory(record(IDS[0]), kind=Slow))
+    assert one.record.incarnation >= 5
+
+
+class Contested(MemoryLogs):
+    """Somebody else is quicker, each time."""
+
+    async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome:
+        return TagMismatch()
+
+
+async def test_of_two_routers_one_has_the_session(autojump_clock: MockClock) -> None:
+    assert await claimed(directory(record(IDS[0]), kind=Contested)) == []
+
+
+def test_the_record_survives_its_encoding() -> None:
+    one = record(IDS[0])
+    assert read_directory_record(encode(one)) == one
+    with pytest.raises(IllFormed):
+        read_directory_record(encode(replace(one, vocabulary=-1)))

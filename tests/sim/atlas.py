@@ -1,0 +1,99 @@
+"""The fault atlas: what the system assumes, and what a session may fail for. Keep it readable; it is a specification.
+
+What is never injected, because no implementation could survive it:
+
+    the log      Octets that were synced are not lost: there is one copy (decision 105 names the remedy). One bit of
+                 them may rot; then the sessions in that journal may fail, and no wrong octet may ever be served.
+    power        A journal that does not sync (`page_cache`) loses its process, never its power (decision 109).
+    return       Whoever crashes or is paused comes back within `LONGEST_OUTAGE_S`. The router and the node of the log
+                 are single; verifiers and drafters may all be down at once, for as long.
+    clocks       Rates differ by at most a fifth; jumps go forward, by at most `LONGEST_JUMP_S`.
+    honesty      Routers, verifiers and caches stop, stall and come back, and never lie. Drafters may do anything.
+    the end      In the second phase all of this is over: whatever is still open then has to end.
+
+Everything else may happen at any time and together.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from sdcpd.protocol.ladder import Ladder
+from tests.sim.injector import Injector
+from tests.sim.options import BUILT, SimOptions
+
+LONGEST_OUTAGE_S: Final = 12.0
+LONGEST_JUMP_S: Final = 20.0
+
+_LINKS: Final = (
+    "slow_links",
+    "request_lost",
+    "answer_lost",
+    "connection_reset",
+    "link_clogged",
+    "partition",
+)
+_TIME: Final = ("node_pause", "clock_jump", "clock_rate", "pass_slow")
+_STORE: Final = (
+    "cache_crash",
+    "append_conflict",
+    "append_unanswered",
+    "write_torn",
+    "sync_slow",
+    "sync_failed",
+    "disk_full",
+    "bit_rot",
+)
+_SILENT_VERIFIER: Final = ("verifier_crash", *_LINKS, *_TIME)
+_ROGUE: Final = (
+    "over_m_cap",
+    "stale_base",
+    "wrong_digest",
+    "wrong_epoch",
+    "outside_vocabulary",
+    "other_body",
+    "silence",
+)
+
+# Why a session may fail, by the beginning of its reason and (in brackets) its detail. A reason that is not here
+# is never accepted, nor is one of which nothing happened.
+EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
+    # The router's own codes (protocol/placement.py)
+    "verifier_lost (3 failovers in a row" if BUILT["verifier_failover"] else "verifier_lost": (
+        *_SILENT_VERIFIER,
+        "foreign_fence",
+    ),
+    "log_unusable": ("bit_rot",),
+    "log_damaged": ("bit_rot",),
+    "verifier_unreachable": (*_SILENT_VERIFIER, *_STORE),
+    "verifier_overloaded": (*_SILENT_VERIFIER, *_STORE, "rows_dear"),
+    "verifier_refused": ("foreign_fence", "bit_rot")
+    if BUILT["verifier_failover"]
+    else ("verifier_crash", "foreign_fence", *_STORE, *_LINKS),
+    "output_unreadable": () if BUILT["verifier_failover"] else (*_SILENT_VERIFIER, "foreign_fence", *_STORE),
+    "output_behind": () if BUILT["verifier_failover"] else _SILENT_VERIFIER,
+    "router_stopped": () if BUILT["router_directory"] else ("router_crash",),
+    # The verifier's own words (protocol/session.py)
+    "the model produced non-finite logits": ("pass_not_finite",),
+    "no drafter for too long": (*_SILENT_VERIFIER, "drafter_crash", "router_crash", *_ROGUE),
+}
+LADDER_EXHAUSTED: Final = "the fallback ladder is exhausted"
+
+
+def may_lose_power(options: SimOptions) -> bool:
+    return options.durable
+
+
+def excused(reason: str, detail: str, ladder: Ladder, inject: Injector) -> bool:
+    """May a session of this ladder fail so, after what was injected so far?"""
+    if reason == LADDER_EXHAUSTED:
+        return can_run_out(ladder)
+    return any(
+        f"{reason} ({detail})".startswith(known) and inject.any(*classes)
+        for known, classes in EXCUSES.items()
+        if classes
+    )
+
+
+def can_run_out(ladder: Ladder) -> bool:
+    """A ladder that ends in `fail`, or that a busy verifier may skip to its end."""
+    return not ladder.fallback[-1].endswith("*") or ladder.self_load < 100

@@ -1,0 +1,227 @@
+"""The invariants of design 5.5, fed by taps on the ports: what was made durable, what was answered, what a reader saw.
+
+Numbers in the messages are those of 5.5. Items 8 (draws) and 11 (leases) have nothing to check before rule 2 is served.
+The checkers hold the only other copy of each log; at every restart of its cache the log is compared with it.
+"""
+
+from collections.abc import Callable
+
+import trio
+
+from sdcpd.cache.journal import Written
+from sdcpd.cache.log_requests import AppendToLog, CreateLog, LogAppended
+from sdcpd.cache.log_store import Batch, LogStore
+from sdcpd.cache.refs import LogName, parse_path
+from sdcpd.edge.transport import Request, Response
+from sdcpd.protocol.commit_log import CommitRecord, read_records
+from sdcpd.protocol.encoding import decode
+from sdcpd.protocol.messages import Assignment, Output, Proposal, SessionOpen, SessionState, Verdict
+from sdcpd.protocol.problems import Problem
+from sdcpd.protocol.terms import session_path_id
+from sdcpd.roles.ports import Peer
+from tests.sim.session_book import Book, Wrong
+from tests.sim.sim_node import Incarnation
+
+
+class Checkers:
+    """`wrong` is told of the first thing that does not hold; `rot` says whether a bit of the journal has flipped."""
+
+    def __init__(self, wrong: Callable[[str], None], rot: Callable[[], bool]) -> None:
+        self.books: dict[bytes, Book] = {}
+        self.rounds = 0
+        self._wrong = wrong
+        self._rot = rot
+        self._early: dict[bytes, bytes] = {}  # logs begun by a router's fence, before any verifier saw the session
+        self._fenced: dict[
+            tuple[str, int, bytes], tuple[float, int]
+        ] = {}  # since when an incarnation knows, and below what
+
+    # The log
+
+    def worked(self, function: Callable[..., object], args: tuple[object, ...], result: object) -> None:
+        """A blocking call of a cache node has returned: what a batch wrote is durable from here on."""
+        if getattr(function, "__func__", None) is not LogStore.write_batch or not isinstance(result, Written):
+            return
+        (batch,) = args
+        assert isinstance(batch, Batch)
+        for request, outcome in zip(batch.requests, batch.outcomes, strict=True):
+            if isinstance(outcome, LogAppended) and isinstance(request, CreateLog | AppendToLog):
+                session = _session(request.name)
+                if isinstance(request, CreateLog):
+                    self._begun(session)
+                self._durable(session, b"".join(record.octets for record in request.records))
+
+    def recovered(self, session: bytes, octets: bytes) -> None:
+        """A cache came back with this log: it must hold all that was acknowledged, and may hold what was not."""
+        book = self.books[session]
+        if self._rot() and book.log.startswith(octets) and book.log != octets:
+            book.rewind()  # a flipped bit at the end of the journal looks like the torn end of a crash
+        if not octets.startswith(book.log):
+            self._wrong(f"1: {session_path_id(session)}: a restarted cache lost acknowledged records")
+            return
+        self._durable(session, octets[len(book.log) :])
+
+    def gone(self, session: bytes) -> None:
+        """A cache came back without this log, or cannot read it."""
+        book = self.books[session]
+        if self._rot():
+            book.rewind()
+        elif book.octets:
+            self._wrong(f"1: {session_path_id(session)}: its log is gone or damaged")
+
+    def _begun(self, session: bytes) -> None:
+        self._early.pop(session, None)
+        if session in self.books and self.books[session].octets:
+            self.gone(session)
+
+    def _durable(self, session: bytes, octets: bytes) -> None:
+        book = self.books.get(session)
+        if book is None:
+            self._early[session] = self._early.get(session, b"") + octets
+            return
+        for record, raw in read_records(octets):
+            self.rounds += isinstance(record, CommitRecord)
+            self._checked(session, lambda record=record, raw=raw: book.append(record, raw))  # type: ignore[misc]
+
+    # Messages
+
+    def arrived(self, peer: Peer, request: Request) -> None:
+        """A request reached a verifier."""
+        try:
+            match request.method, request.path.split("/"):
+                case "POST", ["sessions"]:
+                    opened = decode(request.body, SessionOpen)
+                    if opened.session not in self.books:
+                        self.books[opened.session] = Book(opened)
+                        self._durable(opened.session, self._early.pop(opened.session, b""))
+                case "POST", ["proposals"]:
+                    proposal = decode(request.body, Proposal)
+                    book = self.books.get(proposal.session)
+                    if book is not None and proposal.drafter == peer.uri:
+                        book.proposals.setdefault((proposal.epoch, proposal.round), []).append(proposal)
+                case _:
+                    pass
+        except Problem:
+            pass  # a rogue's octets; the verifier refuses them by the same decoder
+
+    def served(self, node: Incarnation, role: str, request: Request, response: Response) -> None:
+        """A handler has answered."""
+        if response.status >= 300:
+            return
+        path = request.path.split("/")
+        if role == "cache":
+            if request.method == "GET" and path[-2] == "l":
+                self._log_read(_session(request.path), response.body)
+            return
+        if role != "verifier":
+            return
+        match request.method, path:
+            case "POST", ["proposals"]:
+                self._verdict(node, decode(request.body, Proposal), response.body)
+            case "GET", ["sessions", _, "output"]:
+                self._output(node, decode(response.body, Output))
+            case "PUT", ["sessions", _, "drafter"]:
+                assignment = decode(request.body, Assignment)
+                if assignment.drafter != assignment.verifier:
+                    self.books[assignment.session].assigned(assignment.m_init)
+                self._state(node, decode(response.body, SessionState))
+            case ("POST", ["sessions"]) | ("GET", ["sessions", _]):
+                self._state(node, decode(response.body, SessionState))
+            case _:
+                pass
+
+    def heard(self, node: Incarnation, request: Request, response: Response) -> None:
+        """A caller has its answer: a verifier that is told of a fence stops serving the session (6.8, decision 65)."""
+        if request.method == "PATCH" and response.status == 409 and b"sdcp-stale-epoch" in response.body:
+            epoch = int(request.headers["kvsp-epoch"])
+            self._fenced.setdefault((node.name, node.number, _session(request.path)), (trio.current_time(), epoch))
+
+    def _log_read(self, session: bytes, octets: bytes) -> None:
+        book = self.books.get(session)
+        if book is not None and not book.rotted and not book.log.startswith(octets):
+            self._wrong(f"1: {session_path_id(session)}: a read log is not what was appended")
+
+    def _verdict(self, node: Incarnation, proposal: Proposal, octets: bytes) -> None:
+        verdict = decode(octets, Verdict)
+        book = self.books[verdict.session]
+        self._serves(node, verdict.session, verdict.epoch)
+
+        def check() -> None:
+            if proposal.epoch != verdict.epoch:
+                raise Wrong(f"4: a proposal of epoch {proposal.epoch} got a verdict of epoch {verdict.epoch}")
+            if book.rotted:
+                return
+            if not 1 <= verdict.round <= len(book.commits):
+                raise Wrong(f"3: a verdict of round {verdict.round} before its record")
+            record = book.commits[verdict.round - 1]
+            same = (verdict.emitted, verdict.committed, verdict.digest) == (
+                record.emitted,
+                record.committed,
+                record.digest,
+            )
+            if not same or verdict.round != proposal.round:
+                raise Wrong(f"1: the verdict of round {verdict.round} is not what its record says")
+            if book.verdicts.setdefault((verdict.epoch, verdict.round), octets) != octets:
+                raise Wrong(f"5: round {verdict.round} was answered by another verdict before")
+
+        self._checked(verdict.session, check)
+
+    def _output(self, node: Incarnation, page: Output) -> None:
+        self._serves(node, page.session, page.epoch)
+        self.page("3", page)
+
+    def page(self, item: str, page: Output) -> None:
+        """Output as somebody is about to see it: each token's record is in the log."""
+        book = self.books[page.session]
+        known = book.expected if book.rotted else book.output
+        shown = tuple(known[page.from_ : page.from_ + len(page.tokens)])
+        if shown != page.tokens:
+            self._wrong(f"{item}: {session_path_id(page.session)}: output at {page.from_} is not in the log")
+        elif page.final and page.finish == 4 and not book.closed and not book.rotted:
+            self._wrong(f"3: {session_path_id(page.session)}: a final page before the log says so")
+
+    def _state(self, node: Incarnation, state: SessionState) -> None:
+        book = self.books[state.session]
+        self._serves(node, state.session, state.epoch)
+        if book.rotted:
+            return
+        committed = book.commits[state.round - 1].committed if 0 < state.round <= len(book.commits) else 0
+        if state.committed != committed or state.digest != book.digest(committed):
+            self._wrong(f"3: {session_path_id(state.session)}: session-state of round {state.round} is not in the log")
+
+    def _serves(self, node: Incarnation, session: bytes, epoch: int) -> None:
+        since, lost = self._fenced.get((node.name, node.number, session), (trio.current_time(), -1))
+        if since < trio.current_time() and epoch <= lost:
+            self._wrong(f"4: {node.name} answers for {session_path_id(session)}, which it lost")
+
+    def _checked(self, session: bytes, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except Wrong as wrong:
+            self._wrong(f"{wrong} ({session_path_id(session)})")
+
+
+class Reader:
+    """Item 6: what one client sees of its session, and whether it is what a reader may see."""
+
+    def __init__(self, checkers: Checkers, wrong: Callable[[str], None]) -> None:
+        self.tokens: list[int] = []
+        self._checkers = checkers
+        self._wrong = wrong
+        self._epoch = 0
+
+    def page(self, page: Output) -> None:
+        if page.from_ != len(self.tokens):
+            self._wrong(f"6: a reader with {len(self.tokens)} tokens got a page from {page.from_}")
+        if page.epoch < self._epoch:
+            self._wrong(f"6: a reader saw epoch {page.epoch} after {self._epoch}")
+        if page.tokens or page.finish == 4:
+            self._checkers.page("6", page)
+        self._epoch = page.epoch
+        self.tokens += page.tokens
+
+
+def _session(path: str) -> bytes:
+    name = parse_path(path)
+    assert isinstance(name, LogName)
+    return name.session

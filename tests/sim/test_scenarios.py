@@ -1,0 +1,187 @@
+"""Stories told by hand over the simulated cluster, with named nodes and links; the checkers watch as in the swarm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from sdcpd.protocol.ladder import Ladder
+from sdcpd.roles.cache import Cache
+from sdcpd.roles.router import Router
+from sdcpd.roles.verifier import Verifier
+from tests.sim import report
+from tests.sim.faults import Faults
+from tests.sim.options import BUILT, ClientPlan, DrafterPlan, SimOptions
+from tests.sim.world import Outcome, Story, World, run_options
+
+GOOD = DrafterPlan(agrees=0.8, rogue=False)
+
+
+def client(**changes: Any) -> ClientPlan:
+    values: dict[str, Any] = {
+        "begins_s": 0.0,
+        "model": "a",
+        "prompt": (1, 2, 3),
+        "max_new": 60,
+        "stop": (),
+        "speculation": True,
+        "leaves_after": None,
+        "reads_s": 0.0,
+    }
+    return ClientPlan(**(values | changes))
+
+
+def quiet(**changes: Any) -> SimOptions:
+    """One of each role, one request, nothing that happens by itself."""
+    values: dict[str, Any] = {
+        "seed": 1,
+        "verifiers": 1,
+        "drafters": (GOOD,),
+        "clients": (client(),),
+        "ladders": {"a": Ladder(), "b": Ladder()},
+        "faults": {},
+        "ttl_ms": 3000,
+        "pages": 64,
+        "pass_s": 0.05,
+        "waiting_limit_s": 20.0,
+        "durable": True,
+    }
+    return SimOptions(**(values | changes))
+
+
+def told(story: Story, **changes: Any) -> Outcome:
+    outcome = run_options(quiet(**changes), story)
+    assert outcome.kind == 0, report.failure(outcome)
+    return outcome
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():
+        await trio.sleep(0.01)
+
+
+def committed(world: World) -> int:
+    return max((len(book.output) for book in world.checkers.books.values()), default=0)
+
+
+def verifier(world: World) -> Verifier:
+    role = world.nodes["v1"].role
+    assert isinstance(role, Verifier)
+    return role
+
+
+def test_nothing_happens_and_all_is_well() -> None:
+    async def story(world: World) -> None:
+        await trio.sleep_forever()
+
+    assert told(story).ends == {"finished": 1}
+
+
+def test_a_verdict_that_is_lost_is_given_again() -> None:
+    """6.9: the drafter repeats its proposal and gets the same verdict; nothing is decided twice."""
+    proposals: list[int] = []
+
+    async def story(world: World) -> None:
+        await until(lambda: committed(world) >= 10)
+        world.network.cut("v1", "d1", trio.current_time() + 2.0)
+        await until(lambda: committed(world) >= 20)
+        proposals.extend(len(bodies) for book in world.checkers.books.values() for bodies in book.proposals.values())
+
+    assert told(story).ends == {"finished": 1}
+    assert max(proposals) > 1
+
+
+def test_a_zombie_verifier_stops_by_itself() -> None:
+    """6.8: it sleeps, its session is fenced, it wakes and still believes: its next append tells it."""
+    after: list[Any] = []
+
+    async def story(world: World) -> None:
+        await until(lambda: committed(world) >= 10)
+        zombie = world.nodes["v1"].incarnation
+        assert zombie is not None
+        zombie.pause()
+        await Faults(world).fence()
+        before = committed(world)
+        zombie.resume()
+        await until(lambda: not verifier(world).status().queue)
+        after.extend([before, committed(world), verifier(world).snapshot().sessions[0].reason])
+
+    outcome = told(story)
+    assert after == [after[0], after[0], "fenced"]
+    assert outcome.ends == ({"finished": 1} if BUILT["verifier_failover"] else {"failed output_unreadable": 1})
+
+
+def test_power_is_lost_while_records_are_on_their_way() -> None:
+    """Whatever the disk had acknowledged is there afterwards, and the answer goes on (64, 109)."""
+
+    async def story(world: World) -> None:
+        for length in (5, 20, 35, 50):
+            await until(lambda length=length: committed(world) >= length)  # type: ignore[misc]
+            await world.crash(world.nodes["c1"], power=True)
+            await trio.sleep(0.3)
+            world.start(world.nodes["c1"])
+        await trio.sleep_forever()
+
+    assert told(story).ends == {"finished": 1}
+
+
+def test_a_full_disk_releases_nothing_and_goes_on_when_there_is_room() -> None:
+    stood: list[int] = []
+
+    async def story(world: World) -> None:
+        await until(lambda: committed(world) >= 10)
+        world.disk.capacity_bytes = world.disk.used_bytes
+        await trio.sleep(1.0)
+        stood.append(committed(world))
+        await trio.sleep(3.0)
+        stood.append(committed(world))
+        world.disk.capacity_bytes = None
+        await trio.sleep_forever()
+
+    assert told(story).ends == {"finished": 1}
+    assert stood[0] == stood[1] < 60
+
+
+def test_a_router_that_stood_still_gives_nobody_up() -> None:
+    """Decision 95: statuses it could not read while it slept are no sign of death."""
+
+    async def story(world: World) -> None:
+        await until(lambda: committed(world) >= 10)
+        router = world.nodes["r1"].incarnation
+        assert router is not None
+        router.pause()
+        await trio.sleep(10.0)
+        router.resume()
+        await trio.sleep_forever()
+
+    assert told(story).ends == {"finished": 1}
+
+
+def test_a_drafter_that_goes_away_and_comes_back_costs_time_only() -> None:
+    async def story(world: World) -> None:
+        for length in (10, 30):
+            await until(lambda length=length: committed(world) >= length)  # type: ignore[misc]
+            await world.crash(world.nodes["d1"], power=False)
+            await trio.sleep(4.0)
+            world.start(world.nodes["d1"])
+        await trio.sleep_forever()
+
+    assert told(story, clients=(client(max_new=100),)).ends == {"finished": 1}
+
+
+def test_a_client_that_leaves_frees_all_that_it_held() -> None:
+    held: list[tuple[int, int, int]] = []
+
+    async def story(world: World) -> None:
+        await until(lambda: any(one.ended is not None for one in world.clients))
+        await trio.sleep(2.0)
+        router, cache = world.nodes["r1"].role, world.nodes["c1"].role
+        assert isinstance(router, Router)
+        assert isinstance(cache, Cache)
+        shown = verifier(world).snapshot()
+        held.append((router.snapshot().in_care, shown.pages - shown.free_pages, cache.snapshot().waiting_appends))
+        await trio.sleep_forever()
+
+    clients = (client(leaves_after=5), client(begins_s=8.0, max_new=5))
+    assert told(story, clients=clients).ends == {"left": 1, "finished": 1}
+    assert held == [(0, 0, 0)]

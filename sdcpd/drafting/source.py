@@ -10,16 +10,23 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from sdcpd.protocol.draft_rows import DraftRow
+
 
 class Draft(Struct, frozen=True):
     """A continuation of the context, at most as long as was asked for, empty when the source has nothing at all.
 
     `matched` is the source's own confidence: how many tokens at the end of the context agree with the place the draft
     was copied from; 0 for a bare guess. It orders the drafts of one source, and means nothing across sources.
+
+    `rows` are the distributions that the tokens were sampled from, one each, exactly as they were used (draft 5.2).
+    None: nothing was sampled, the source is certain of each token (one-hot rows, decision 55). A source that samples
+    has a random stream of its own; it is not the verifier's.
     """
 
     tokens: tuple[int, ...]
     matched: int
+    rows: tuple[DraftRow, ...] | None = None
 
 
 class DraftSource(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdcpd.engine.block_tables import BlockTable
-from sdcpd.engine.spans import Span
+from sdcpd.engine.spans import Judge, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Batch:
     """A finished order for the worker. The first three lists are parallel: one entry a token of the pass.
 
     `wanted` holds the places of the tokens whose logits are asked for, span by span; `row_counts` how many of them each
-    span has.
+    span has, `judged` what judges them, beside the
+    span's tokens.
     """
 
     tokens: list[int]
@@ -43,6 +44,7 @@ class Batch:
     segments: tuple[Segment, ...]
     wanted: list[int]
     row_counts: tuple[int, ...]
+    judged: tuple[tuple[Judge | None, tuple[int, ...]], ...]
 
 
 def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabulary: int) -> Batch:
@@ -65,6 +67,7 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabula
         end = span.start + count
         assert count >= 1
         assert 0 <= span.rows <= count
+        assert span.judge is None or span.rows == count, "a judge needs a row for each token"
         assert span.start <= table.length, "no hole before a span"
         assert end <= table.capacity_tokens, "pages are reserved before a pass"
         assert 0 <= min(span.tokens) <= max(span.tokens) < vocabulary, "token ids are checked where they come in"
@@ -74,4 +77,12 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabula
         slots += table.slots(span.start, end)
         wanted += range(len(tokens) - span.rows, len(tokens))
         table.length = end
-    return Batch(tokens, positions, slots, tuple(segments), wanted, tuple(span.rows for span in spans))
+    return Batch(
+        tokens,
+        positions,
+        slots,
+        tuple(segments),
+        wanted,
+        tuple(span.rows for span in spans),
+        tuple((span.judge, span.tokens) for span in spans),
+    )

@@ -12,7 +12,6 @@ truncated and closed: their pages can only serve passes that are planned later, 
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from sdcpd.cache.gpu_tier import PagePool
+from sdcpd.engine.acceptance import judge_pass, judge_rows
 from sdcpd.engine.batch import Batch, plan_batch
 from sdcpd.engine.block_tables import BlockTable
 from sdcpd.engine.device import DTYPES, choose, free_bytes
@@ -28,8 +28,7 @@ from sdcpd.engine.model import Decoder
 from sdcpd.engine.model_config import ModelConfig, ModelRefused, read_model_config
 from sdcpd.engine.model_digest import target_digest, tokenizer_digest
 from sdcpd.engine.settings import EngineSettings
-from sdcpd.engine.spans import EngineInfo, Row, Span
-from sdcpd.engine.target_rows import read_rows
+from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 from sdcpd.engine.weights import load_weights
 
 Progress = Callable[[str, float], None]
@@ -152,10 +151,13 @@ class Engine:
 
     def run(self, batch: Batch) -> list[tuple[Row, ...]]:
         """Compute a planned pass: for each span, in order, its wanted rows. In the worker thread."""
-        logits = self.compute(batch)
-        rows = read_rows(logits) if len(logits) else []
-        ends = list(accumulate(batch.row_counts))
-        return [tuple(rows[end - count : end]) for count, end in zip(batch.row_counts, ends, strict=True)]
+        return judge_pass(self.compute(batch), batch)
+
+    def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
+        """Judge what a pass left on a shelf, for the span that had these tokens. In the worker thread."""
+        logits = shelf.logits
+        assert isinstance(logits, torch.Tensor), "the pass has run"
+        return judge_rows(logits, [(weighed, tokens)])[0]
 
     @torch.inference_mode()
     def compute(self, batch: Batch) -> torch.Tensor:

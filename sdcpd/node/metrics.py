@@ -61,6 +61,7 @@ METRICS: Final = (
     _counter("escalations_total", "Escalation actions applied (draft 6.5.2).", "action"),
     _counter("proposals_refused_total", "Proposals that the verifier refused, by problem.", "reason"),
     _counter("near_ties_total", "Rows whose two best logits are so close that another batch shape may swap them."),
+    _counter("draft_audit_alarms_total", "Drafters found not to sample from the rows they show (rule 2)."),
     # Passes of the target model.
     _counter("target_forwards_total", "Passes of the target model."),
     _counter("num_preemptions_total", "Sessions whose KV pages were given to an older one, to be computed anew."),

@@ -297,6 +297,7 @@ class Node:
             source=self._world.draft_source(),
             routers=config.routers(),
             caches=config.caches(),
+            cache=config.role_uri("cache"),
             boot=self._boot,
         )
 
@@ -376,4 +377,8 @@ def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
     yield Gauge("model_weights_bytes", "Memory of the model's weights.", info.weights_bytes, _precision(info))
     yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
     yield Gauge("num_sessions_waiting", "Sessions that wait for KV pages.", verifier.waiting_for_pages)
+    for audit in verifier.snapshot().audits:
+        if audit.z is not None:
+            text = "Standard deviations between a drafter's tokens and the rows it shows; beyond 6 it is not honest."
+            yield Gauge("draft_audit_z", text, audit.z, (("drafter", audit.drafter),))
     yield Gauge("verifier_load_ratio", "The load that the verifier reports.", verifier.load() / 100)

@@ -25,15 +25,17 @@ from msgspec import UNSET, Struct, UnsetType
 from sdcpd.cache.refs import parse_reference, require_scope
 from sdcpd.drafting.length import Acceptance, LengthChooser, VerifyTime
 from sdcpd.drafting.source import DraftSource
+from sdcpd.protocol.draft_rows import one_hot
 from sdcpd.protocol.draft_session import DraftSession, Identity, check_identity, is_behind
 from sdcpd.protocol.draft_steps import Assigned, Ignored, Proceed, Resend, Settled, Step, Stop, StopReason
 from sdcpd.protocol.encoding import decode_tokens
 from sdcpd.protocol.messages import Assignment, Proposal, Status, Verdict
 from sdcpd.protocol.problems import BadContract, IllFormed, Overloaded, StaleEpoch
-from sdcpd.protocol.terms import InstanceRole, session_path_id
+from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
 from sdcpd.roles.drafter_settings import DrafterSettings
 from sdcpd.roles.ports import Content, Peer, Ports, Refusal, Unreachable
 from sdcpd.roles.reporter import Reporter
+from sdcpd.roles.row_shelf import RowShelf, RowsOut
 from sdcpd.roles.waits import within
 
 log = structlog.get_logger(__name__)
@@ -100,6 +102,7 @@ class _Held:
         self.fed: int | None = None  # output tokens the source has; None before its context is open
         self.rewinds = 0  # the machine's count when the context was opened
         self.matched = 0  # of the draft that is out
+        self.out = RowsOut()  # the rows of that draft, under rule 2
         self.failures = 0  # outcomes in a row that brought no verdict
         self.rounds = 0
         self.draft_tokens = 0
@@ -132,7 +135,9 @@ class Drafter:
         routers: tuple[str, ...],
         caches: tuple[str, ...],
         boot: bytes,
+        cache: str | None = None,
     ) -> None:
+        """`cache` is where this drafter writes its rows: its own node's, else the first of `caches`."""
         self._settings = settings
         self._ports = ports
         self._identity = identity
@@ -143,6 +148,7 @@ class Drafter:
         self._ended: OrderedDict[bytes, tuple[int, int | UnsetType]] = OrderedDict()
         self._declined: OrderedDict[bytes, None] = OrderedDict()
         self._verify_times: OrderedDict[str, VerifyTime] = OrderedDict()
+        self._shelf = RowShelf(settings, ports, cache=cache or caches[0], vocabulary=identity.vocabulary)
         self._chooser = LengthChooser(settings.length)
         self._accept: float | None = None
         self._jitter = ports.randomness.stream("retry jitter")
@@ -299,7 +305,12 @@ class Drafter:
             matched=draft.matched,
             limit=len(draft.tokens),
         )
-        return machine.propose(draft.tokens[:m], self.status())
+        if machine.contract.rule != Rule.SPECULATIVE_SAMPLING:
+            return machine.propose(draft.tokens[:m], self.status())
+        held.out.rows = tuple(map(one_hot, draft.tokens)) if draft.rows is None else draft.rows
+        assert len(held.out.rows) == len(draft.tokens), "a source that samples shows a row for each token"
+        q_rows = self._shelf.name(machine)
+        return machine.propose(draft.tokens[:m], self.status(), rows=held.out.rows, q_rows=q_rows)
 
     async def _exchange(self, held: _Held, sent: Proposal) -> None:
         """Send the proposal, hand its outcome to the machine, and wait where the machine's answer asks for it."""
@@ -307,6 +318,7 @@ class Drafter:
         began = clock.now()
         outcome: Verdict | Refusal | Unreachable | None = None
         self._ports.meters.count("drafter_proposals_total")
+        await self._shelf.before(held.out, machine.verifier, sent)
         limit_s = min(self._settings.verdict_timeout_s, max(0.0, machine.next_deadline() - began))
         with trio.CancelScope() as held.interruptible:
             outcome = await within(limit_s, partial(self._ports.peers.propose, machine.verifier, sent))
@@ -314,6 +326,8 @@ class Drafter:
         if outcome is None:
             return  # an assignment or the end of this one overtook the proposal
         step = self._take(held, outcome)
+        assert self._nursery is not None
+        await self._shelf.after(held.out, machine.verifier, step, self._nursery)
         first_try = held.failures == 0
         wait_s = self._wait_s(held, step)
         settled = step.settled if isinstance(step, Proceed | Stop) else None

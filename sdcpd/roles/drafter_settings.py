@@ -27,6 +27,10 @@ class DrafterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backoff_first_s: Annotated[float, Meta(gt=0)] = 0.05
     backoff_last_s: Annotated[float, Meta(gt=0)] = 5.0
     """Waits between repeated proposals, doubled from the first to the last, with a jitter of a tenth."""
+    rows_ttl_ms: Annotated[int, Meta(ge=1000, le=60_000)] = 60_000
+    """Life of draft rows written for a verifier that fetches them; they are removed with the outcome of their round."""
+    publish_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
+    """For each call about them."""
     ttl_ms: Annotated[int, Meta(ge=150)] = 3_000
     """Life of a status report (decision 48)."""
     lookup: LookupSettings = field(default_factory=LookupSettings)

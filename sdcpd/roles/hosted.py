@@ -10,16 +10,19 @@ from collections.abc import Callable
 
 import structlog
 import trio
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from sdcpd.engine.scheduler import Prefill
 from sdcpd.engine.spans import Row, Span
 from sdcpd.protocol.commit_log import CommitRecord, fenced_above
-from sdcpd.protocol.messages import SessionOpen
+from sdcpd.protocol.messages import Proposal, SessionOpen
 from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, Problem, StaleEpoch
 from sdcpd.protocol.session import Session
-from sdcpd.protocol.session_values import Append, Settled, Stopped, Work
+from sdcpd.protocol.session_values import Append, Begin, Settled, Stopped, Work
 from sdcpd.protocol.takeover import Takeover
-from sdcpd.protocol.terms import session_path_id
+from sdcpd.protocol.terms import Rule, session_path_id
+from sdcpd.roles.judging import Judging
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import (
     Appended,
@@ -27,10 +30,12 @@ from sdcpd.roles.ports import (
     Content,
     Missing,
     Ports,
+    RandomStream,
     StoreRefused,
     TagMismatch,
     Unreachable,
 )
+from sdcpd.roles.row_supply import RowSupply
 from sdcpd.roles.session_kv import SessionKv
 from sdcpd.roles.verifier_meters import count_round
 from sdcpd.roles.verifier_settings import VerifierSettings
@@ -53,6 +58,8 @@ class Hosted:
         kv: SessionKv,
         vocabulary: int,
         outbox: Outbox,
+        supply: RowSupply,
+        draws: RandomStream,
         load: Callable[[], int],
         on_work: Callable[[], None],
         taken: Takeover | None = None,
@@ -78,11 +85,15 @@ class Hosted:
         self._taken = taken
         self._context = prompt + (taken.history.tokens if taken is not None else ())  # its KV is computed first
         self._work: Work | None = None
+        self._scored_in = -1  # the sequence that the work under way was run in
+        self._while_judging = trio.CancelScope()
         self._prefilled = False
         self._outbox = outbox
         self._outbox.on_stale = self._doubt
         self._doubted = False
         self._life = trio.CancelScope()
+        scope = opened.contract.scope
+        self.judging = Judging(opened.session, None if scope is UNSET else scope, ports, kv.engine, supply, draws)
         self._store_failed_at: float | None = None
         self._load = load
         self._on_work = on_work
@@ -143,9 +154,10 @@ class Hosted:
         assert work.start == kv.valid_tokens, (work.start, kv.valid_tokens)
         return Span(sequence=kv.sequence, tokens=work.tokens, start=work.start, rows=len(work.tokens))
 
-    def begin(self, work: Work) -> None:
-        """A proposal's work; scored at the next pass boundary."""
-        self._work = work
+    def begin(self, proposal: Proposal, begun: Begin) -> None:
+        """A proposal's work; scored at the next pass boundary, whether or not its draft rows are in hand."""
+        self._work = begun.work
+        self.judging.begin(proposal, begun)
         self._on_work()
 
     def ran_prefill(self, tokens: int) -> None:
@@ -160,17 +172,29 @@ class Hosted:
         work = self._work
         assert work is not None
         self._work = None
+        self._scored_in = self.kv.sequence
         return work
 
+    def judged(self, work: Work, span: Span) -> Span:
+        """The span of work that goes into a pass now, with how its rows are to be judged."""
+        judge = self.judging.judge(work)
+        return span if judge is None else replace(span, judge=judge)
+
     def scored(self, work: Work, rows: tuple[Row, ...], load: int) -> None:
-        """Rows of `work`. KV stays valid up to the accepted part; the rest is overwritten by the next pass."""
+        """Rows of `work`; none while its target rows wait on the shelf for draft rows.
+
+        KV stays valid up to the accepted part; the rest is overwritten by the next pass.
+        """
         machine = self.machine
         assert machine is not None
+        if not rows:
+            self.judging.shelved(work)
+            return
         if not all(row.finite for row in rows):
             if machine.score_failed(work.ticket, "the model produced non-finite logits"):
                 self._log.error("non-finite logits", round=work.round)
         elif machine.scored(work.ticket, [row.token for row in rows], load=load):
-            if self.kv.valid_tokens == work.start:  # else it was preempted meanwhile
+            if not self.kv.closed and self.kv.sequence == self._scored_in:  # else it was preempted meanwhile
                 self.kv.valid_tokens = machine.prefix.last_position
             near = sum(row.margin < self._settings.near_tie_margin for row in rows)
             if near:
@@ -191,8 +215,10 @@ class Hosted:
         if await self._open():
             async with trio.open_nursery() as nursery, trio.open_nursery() as deadlines:
                 nursery.start_soon(self._outbox.run)
+                nursery.start_soon(self._judge)
                 deadlines.start_soon(self._alarm.run)
                 await self._keep_log()
+                self._while_judging.cancel()
                 self.free_kv()
                 on_end(self)
                 self._outbox.close()
@@ -217,6 +243,17 @@ class Hosted:
         """The router is at another epoch (an event was refused for it): the log will say whether we are fenced."""
         self._doubted = True
         self.changes.notify()
+
+    async def _judge(self) -> None:
+        """Under rule 2: obtain draft rows that do not come along with their proposals."""
+        assert self.machine is not None
+        if self.opened.contract.rule == Rule.SPECULATIVE_SAMPLING:
+            with self._while_judging:
+                await self.judging.run(
+                    self.machine,
+                    scored=lambda work, rows: self.scored(work, rows, self._load()),
+                    refused=self.changes.notify,
+                )
 
     def free_kv(self) -> None:
         """Give the KV back and wake everybody; synchronous, so that it is also right while being cancelled."""

@@ -11,7 +11,7 @@ class SessionKv:
     """One sequence of the engine. `drop` gives its pages back and keeps the session; `close` is for good."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._sequence: int | None = engine.open_sequence()
         self.valid_tokens = 0
         self.reserved_tokens = 0
@@ -30,20 +30,20 @@ class SessionKv:
         """Have pages for `length` positions. False, and nothing changed, when too few are free."""
         if length <= self.reserved_tokens:
             return True
-        if not self._engine.reserve(self.sequence, length):
+        if not self.engine.reserve(self.sequence, length):
             return False
         self.reserved_tokens = length
         return True
 
     def drop(self) -> None:
         """Give all pages back; nothing is valid any more. Between passes only."""
-        self._engine.close_sequence(self.sequence)
-        self._sequence = self._engine.open_sequence()
+        self.engine.close_sequence(self.sequence)
+        self._sequence = self.engine.open_sequence()
         self.valid_tokens = self.reserved_tokens = 0
 
     def close(self) -> None:
         """Give all pages back for good; repeatable."""
         if self._sequence is not None:
-            self._engine.close_sequence(self._sequence)
+            self.engine.close_sequence(self._sequence)
             self._sequence = None
             self.reserved_tokens = 0

@@ -13,7 +13,7 @@ import trio
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from sdcpd.protocol.messages import Event, Output, SessionState
+from sdcpd.protocol.messages import Event, Output, Sampling, SessionState
 from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import (
     Accepted,
@@ -36,6 +36,7 @@ from sdcpd.protocol.placement_values import (
     ReadRecord,
     RecordText,
     Refused,
+    SetPolicy,
     Stored,
     WriteLog,
     WriteRecord,
@@ -172,6 +173,11 @@ class SessionTask:
         if self._nursery is not None:
             self._do(self.placement.event(event, self._ports.clock.now()))
 
+    def set_sampling(self, sampling: Sampling) -> None:
+        """Another sampling profile for what is not decided yet."""
+        if self._nursery is not None:
+            self._do(self.placement.set_sampling(sampling, self._ports.clock.now()))
+
     def pages(self) -> AsyncIterator[Output]:
         """See generation.Generation."""
         return Pages(self)
@@ -244,6 +250,8 @@ class SessionTask:
                 return await within(settings.open_deadline_s, lambda: peers.open_session(verifier, opening))
             case Name(verifier=verifier, message=naming):
                 return await within(settings.name_deadline_s, lambda: peers.name_drafter(verifier, naming))
+            case SetPolicy(verifier=verifier, message=policy):
+                return await within(settings.name_deadline_s, lambda: peers.set_policy(verifier, policy))
             case Publish(ref=ref, octets=octets):
                 ttl_ms, objects = settings.tokens_ttl_ms, self._ports.objects
                 return await within(settings.publish_deadline_s, lambda: objects.publish(ref, octets, ttl_ms=ttl_ms))

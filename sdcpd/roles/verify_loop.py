@@ -91,10 +91,11 @@ class VerifyLoop:
     async def _run(self, mix: Mix, hosted: dict[bytes, Hosted]) -> None:
         """Steps 3 and 4."""
         works = [(hosted[ready.key], hosted[ready.key].take_work()) for ready in mix.rounds]
+        judged = [session.judged(work, span) for (session, work), span in zip(works, mix.spans, strict=False)]
         clock = self._ports.clock
         started = clock.now()
         self.pass_began_at = started
-        rows = await self._engine.run_pass(mix.spans)
+        rows = await self._engine.run_pass([*judged, *mix.spans[len(judged) :]])
         ended = clock.now()
         self.pass_began_at = None
         self.passes += 1

@@ -85,7 +85,13 @@ def test_killed_in_mid_answer_and_started_again(
     )
     assert answer.startswith(text[:15])  # the same prompt, the same beginning
     assert second.stop() == 0
-    assert read_log(tmp_path / "state", session) == records
+    # The router took the session up again: behind a fence it went on from exactly there (decision 106).
+    resumed = read_log(tmp_path / "state", session)
+    assert resumed[: len(records)] == records
+    assert all(record.epoch > records[-1].epoch for record in resumed[len(records) :])
+    for before, then in pairwise(resumed):
+        assert (then.round, then.committed) == (before.round + 1, before.committed + len(then.emitted))
+        assert then.digest == digests.extend(before.digest, then.emitted)
 
 
 def test_told_to_stop_in_mid_answer(daemon: Callable[..., DemoDaemon], tiny_llama: Path, tmp_path: Path) -> None:

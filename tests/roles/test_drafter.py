@@ -135,7 +135,7 @@ async def test_what_is_not_for_this_drafter_is_refused(autojump_clock: MockClock
         for message, problem in (
             (world.cluster.add(tokenizer=b"\x09" * 32)[1], BadContract),
             (world.cluster.add(drafters=(b"\x09" * 32,))[1], BadContract),
-            (world.cluster.add(rule=2)[1], BadContract),
+            (world.cluster.add(rule=3)[1], BadContract),
             (of_state(world.cluster.add()[0], drafter=OTHER_DRAFTER), IllFormed),
             (of_state(world.cluster.add()[0], m_init=0), IllFormed),
             (of_state(world.cluster.add()[0], prompt=(1,) * 20), BadContract),

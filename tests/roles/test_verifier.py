@@ -360,7 +360,7 @@ async def test_two_opens_at_once_make_one_session(autojump_clock: MockClock) -> 
     [
         ({"of": contract(target=bytes(32))}, BadContract),
         ({"of": contract(tokenizer=bytes(32))}, BadContract),
-        ({"of": contract(rule=2)}, BadContract),
+        ({"of": contract(rule=65281)}, BadContract),
         ({"of": contract(rule=77)}, BadContract),
         ({"prompt": ()}, IllFormed),
         ({"prompt": (50,)}, IllFormed),
@@ -551,5 +551,5 @@ async def test_snapshot_and_status(autojump_clock: MockClock) -> None:
         assert (session.state, session.drafter, session.max_new) == (State.DRAFTING.name.lower(), DRAFTER, 20)
         assert b"tokens=(" not in msgspec.json.encode(stand.verifier.snapshot())
         status = stand.verifier.status()
-        assert (status.instance, status.role, status.model, status.rules) == (VERIFIER, 2, TARGET, (1,))
+        assert (status.instance, status.role, status.model, status.rules) == (VERIFIER, 2, TARGET, (1, 2, 65281))
         assert status.load == 100 * (64 - stand.engine.free_pages) // 64

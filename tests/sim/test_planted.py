@@ -14,7 +14,7 @@ import trio
 from msgspec.structs import replace
 
 from sdcpd.cache import journal, log_batch
-from sdcpd.protocol import acceptance, digests, escalation, prefix, rounds
+from sdcpd.protocol import acceptance, digests, escalation, prefix, rounds, session
 from sdcpd.protocol.commit_log import FenceRecord, OurRecordAbsent, log_tag, look_for, read_records
 from sdcpd.protocol.messages import Output, Proposal, Verdict
 from sdcpd.protocol.session import Session
@@ -134,19 +134,19 @@ def base_not_checked(patch: Patch) -> None:
 
 def vocabulary_not_checked(patch: Patch) -> None:
     """Tokens outside the vocabulary go into the pass."""
-    patch.setattr(Session, "_check_tokens", lambda self, proposal, now: None)
+    patch.setattr(session, "check_content", lambda proposal, contract, vocabulary: None)
 
 
 def one_too_many_accepted(patch: Patch) -> None:
     """The last proposed token is taken on trust."""
 
     def trusting(proposed: Sequence[int], best: Sequence[int]) -> acceptance.Accepted:
-        found = acceptance.accept_greedy(proposed, best)
+        found = acceptance.accept_equal(proposed, best)
         if found.accepted == len(proposed) - 1:
             return acceptance.Accepted(accepted=len(proposed), additional=best[-1])
         return found
 
-    patch.setattr(rounds, "accept_greedy", trusting)
+    patch.setattr(rounds, "accept_equal", trusting)
 
 
 def stop_ignored(patch: Patch) -> None:

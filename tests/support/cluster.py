@@ -8,6 +8,7 @@ given and as many verifiers as asked for. The first verifier is `verifier`, its 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -113,10 +114,17 @@ class Cluster:
             await trio.sleep(0.01)
 
     async def generate(
-        self, prompt: Sequence[int], max_new: int | None, *, stop: tuple[int, ...] = (), speculation: bool = True
+        self,
+        prompt: Sequence[int],
+        max_new: int | None,
+        *,
+        stop: tuple[int, ...] = (),
+        speculation: bool = True,
+        **sampling: Any,
     ) -> tuple[list[int], Output]:
+        """`sampling` holds members of GenerationRequest."""
         request = GenerationRequest(
-            model=MODEL, prompt=tuple(prompt), max_new=max_new, stop=stop, speculation=speculation
+            model=MODEL, prompt=tuple(prompt), max_new=max_new, stop=stop, speculation=speculation, **sampling
         )
         tokens: list[int] = []
         async with self.router.generation(request) as generation:

@@ -117,7 +117,9 @@ def of_state(of: TinyVerifier, **changes: Any) -> Assignment:
 class SlowObjects(MemoryLogs):
     fetch_s = 0.0
 
-    async def fetch(self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES) -> ReadOutcome:
+    async def fetch(
+        self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES, also: str | None = None
+    ) -> ReadOutcome:
         await trio.sleep(self.fetch_s)
         return await super().fetch(ref)
 

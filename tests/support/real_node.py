@@ -91,11 +91,16 @@ class RunningNode:
         return self.node.address
 
     async def generate(
-        self, prompt: Sequence[int], max_new: int, stop: Sequence[int], *, speculation: bool = True
+        self, prompt: Sequence[int], max_new: int, stop: Sequence[int], *, speculation: bool = True, **sampling: Any
     ) -> tuple[tuple[int, ...], Output]:
-        """One prompt through the router: the output's tokens and its final page."""
+        """One prompt through the router: the output's tokens and its final page. `sampling`: GenerationRequest's."""
         request = GenerationRequest(
-            model=self.model, prompt=tuple(prompt), max_new=max_new, stop=tuple(stop), speculation=speculation
+            model=self.model,
+            prompt=tuple(prompt),
+            max_new=max_new,
+            stop=tuple(stop),
+            speculation=speculation,
+            **sampling,
         )
         assert self.node.router is not None
         tokens: list[int] = []

@@ -29,7 +29,7 @@ from sdcpd.engine.model_config import ModelConfig, ModelRefused, read_model_conf
 from sdcpd.engine.model_digest import target_digest, tokenizer_digest
 from sdcpd.engine.settings import EngineSettings
 from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
-from sdcpd.engine.weights import load_weights
+from sdcpd.engine.weights import Weights, load_weights
 
 Progress = Callable[[str, float], None]
 """Told the step ("digest", "weights", "warm-up") and the fraction of it that is done."""
@@ -68,8 +68,6 @@ class Engine:
         )
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        # Asked for or tried: a CPU keeps its bits at little cost, elsewhere the promise has a price.
-        invariant = settings.numerics == "batch_invariant" or (settings.numerics == "auto" and device.type == "cpu")
         weights = load_weights(
             folder,
             config,
@@ -77,8 +75,27 @@ class Engine:
             DTYPES[dtype],
             lambda fraction: tell("weights", fraction),
             int8=quantization == "int8",
-            invariant=invariant,
+            invariant=wants_invariance(settings, device),
         )
+        return cls.assemble(settings, config, weights, model=model, tokenizer=tokenizer, tell=tell)
+
+    @classmethod
+    def assemble(
+        cls,
+        settings: EngineSettings,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        model: bytes = bytes(32),
+        tokenizer: bytes = bytes(32),
+        tell: Progress = lambda _step, _fraction: None,
+    ) -> "Engine":
+        """An engine of weights that are there already, made for the device, dtype and numerics of `settings`.
+
+        `model` and `tokenizer` are the digests it goes by. Runs one pass. Raises ModelRefused.
+        """
+        device, dtype = choose(settings)
+        invariant = wants_invariance(settings, device)
         pool = _make_pool(settings, config, device, DTYPES[dtype])
         info = EngineInfo(
             model=model,
@@ -89,7 +106,7 @@ class Engine:
             pages=pool.pages,
             dtype=dtype,
             device=device.type,
-            quantization=quantization,
+            quantization=settings.quantization,
             numerics="batch_invariant" if invariant else "fast",
             weights_bytes=weights.octets,
         )
@@ -180,6 +197,11 @@ class Engine:
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+
+def wants_invariance(settings: EngineSettings, device: torch.device) -> bool:
+    """Asked for, or to be tried: a CPU keeps its bits at little cost, elsewhere the promise has a price."""
+    return settings.numerics == "batch_invariant" or (settings.numerics == "auto" and device.type == "cpu")
 
 
 def _make_pool(settings: EngineSettings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> PagePool:

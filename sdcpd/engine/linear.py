@@ -121,16 +121,16 @@ class _Int8Kernel(_Int8):
 class _Tiled:
     """Another product, `tile` rows at a time, always of the same shape."""
 
-    __slots__ = ("_product", "_tile")
+    __slots__ = ("_tile", "product")
 
     def __init__(self, product: _Product, tile: int) -> None:
-        self._product = product
+        self.product = product
         self._tile = tile
 
     def __call__(self, rows: Tensor) -> Tensor:
         count, tile = len(rows), self._tile
         padded = pad(rows, (0, 0, 0, -count % tile))
-        parts = [self._product(padded[at : at + tile]) for at in range(0, len(padded), tile)]
+        parts = [self.product(padded[at : at + tile]) for at in range(0, len(padded), tile)]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[:count]
 
     def added_to(self, sums: Tensor, rows: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class _Tiled:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self._product.tensors
+        return self.product.tensors
 
 
 class Linear:
@@ -172,7 +172,8 @@ class Linear:
 
     def tile(self, rows: int) -> None:
         """From now on take rows in tiles of `rows`."""
-        self._product = _Tiled(self._product, rows)
+        whole = self._product.product if isinstance(self._product, _Tiled) else self._product
+        self._product = _Tiled(whole, rows)
 
     def _plain(self) -> _Plain:
         assert isinstance(self._product, _Plain), "changed before"

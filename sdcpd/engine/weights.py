@@ -118,6 +118,41 @@ def load_weights(
 
     `invariant`: give linear layers that do not keep their bits in company tiles. Raises ModelRefused.
     """
+
+    def fill(places: dict[str, _Place]) -> None:
+        _fill(folder, config, places, progress)
+
+    return _made(config, device, dtype, fill, int8=int8, invariant=invariant)
+
+
+def random_weights(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, *, int8: bool = False, invariant: bool = False
+) -> Weights:
+    """Weights of that shape that mean nothing, the same for the same shape and device: to measure passes with."""
+
+    def fill(places: dict[str, _Place]) -> None:
+        generators: dict[torch.device, torch.Generator] = {}
+        for name, place in places.items():
+            where = place.target.device
+            generator = generators.setdefault(where, torch.Generator(where).manual_seed(0))
+            if len(place.shape) == 1:
+                place.target.fill_(1.0 if "norm" in name else 0.0)
+            else:
+                place.target.normal_(std=place.shape[-1] ** -0.5, generator=generator)
+
+    return _made(config, device, dtype, fill, int8=int8, invariant=invariant)
+
+
+def _made(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    fill: Callable[[dict[str, _Place]], None],
+    *,
+    int8: bool,
+    invariant: bool,
+) -> Weights:
+    """All places, filled, then brought into the form that passes use."""
     # Int8 weights are made on the host: the device never has to hold the model twice.
     places = _Places(device, dtype, torch.device("cpu") if int8 else device)
     embedding = places.single("model.embed_tokens.weight", config.vocabulary, config.hidden)
@@ -130,7 +165,7 @@ def load_weights(
         norm=places.single("model.norm.weight", config.hidden),
         head=Linear(head, None),
     )
-    _fill(folder, config, places.by_name, progress)
+    fill(places.by_name)
     if int8:
         kernel = can_use_int8_kernel(device, dtype)
         for linear in weights.linears:

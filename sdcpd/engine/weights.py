@@ -126,19 +126,29 @@ def load_weights(
 
 
 def random_weights(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, *, int8: bool = False, invariant: bool = False
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    int8: bool = False,
+    invariant: bool = False,
+    drawn_on: torch.device | None = None,
 ) -> Weights:
-    """Weights of that shape that mean nothing, the same for the same shape and device: to measure passes with."""
+    """Weights of that shape that mean nothing: to measure passes with.
+
+    Drawn in float32 on `drawn_on` (the device itself by default) and the same for the same shape there.
+    """
 
     def fill(places: dict[str, _Place]) -> None:
         generators: dict[torch.device, torch.Generator] = {}
         for name, place in places.items():
-            where = place.target.device
+            where = drawn_on or place.target.device
             generator = generators.setdefault(where, torch.Generator(where).manual_seed(0))
             if len(place.shape) == 1:
                 place.target.fill_(1.0 if "norm" in name else 0.0)
             else:
-                place.target.normal_(std=place.shape[-1] ** -0.5, generator=generator)
+                drawn = torch.empty(place.shape, dtype=torch.float32, device=where)
+                place.target.copy_(drawn.normal_(std=place.shape[-1] ** -0.5, generator=generator))
 
     return _made(config, device, dtype, fill, int8=int8, invariant=invariant)
 

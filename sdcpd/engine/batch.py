@@ -23,6 +23,11 @@ class Segment:
     length: int
     pages: tuple[int, ...]
 
+    @property
+    def start(self) -> int:
+        """Position of its first token."""
+        return self.length - self.count
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from msgspec.structs import replace
 
 from sdcpd.cache.gpu_tier import PagePool
 from sdcpd.engine.acceptance import judge_pass, judge_rows
@@ -24,12 +25,13 @@ from sdcpd.engine.block_tables import BlockTable
 from sdcpd.engine.device import DTYPES, choose, free_bytes
 from sdcpd.engine.draft_rows import in_full
 from sdcpd.engine.draft_vocabulary import read_draft_vocabulary
+from sdcpd.engine.invariance import rows_keep_their_bits
 from sdcpd.engine.model import Decoder
 from sdcpd.engine.model_config import ModelConfig, ModelRefused, read_model_config
 from sdcpd.engine.model_digest import target_digest, tokenizer_digest
 from sdcpd.engine.settings import EngineSettings
 from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
-from sdcpd.engine.weights import load_weights
+from sdcpd.engine.weights import Weights, load_weights
 
 Progress = Callable[[str, float], None]
 """Told the step ("digest", "weights", "warm-up") and the fraction of it that is done."""
@@ -78,13 +80,46 @@ class Engine:
         config = read_model_config(folder, settings.context_tokens)
         device, dtype = choose(settings)
         tokenizer = tokenizer_digest(folder)
-        model = target_digest(folder, config, dtype, digest_cache, lambda fraction: tell("digest", fraction))
+        quantization = settings.quantization
+        model = target_digest(
+            folder, config, dtype, digest_cache, lambda fraction: tell("digest", fraction), quantization
+        )
         if settings.threads:
             torch.set_num_threads(settings.threads)
         head_tokens = read_draft_vocabulary(folder, config.vocabulary) if drafts else None
         weights = load_weights(
-            folder, config, device, DTYPES[dtype], lambda fraction: tell("weights", fraction), head_tokens
+            folder,
+            config,
+            device,
+            DTYPES[dtype],
+            lambda fraction: tell("weights", fraction),
+            head_tokens=head_tokens,
+            int8=quantization == "int8",
+            invariant=wants_invariance(settings, device),
         )
+        return cls.assemble(
+            settings, config, weights, model=model, tokenizer=tokenizer, head_tokens=head_tokens, tell=tell
+        )
+
+    @classmethod
+    def assemble(
+        cls,
+        settings: EngineSettings,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        model: bytes = bytes(32),
+        tokenizer: bytes = bytes(32),
+        head_tokens: torch.Tensor | None = None,
+        tell: Progress = lambda _step, _fraction: None,
+    ) -> "Engine":
+        """An engine of weights that are there already, made for the device, dtype and numerics of `settings`.
+
+        `model` and `tokenizer` are the digests it goes by; `head_tokens` are those that the head has a row for, None
+        for all. Runs one pass. Raises ModelRefused.
+        """
+        device, dtype = choose(settings)
+        invariant = wants_invariance(settings, device)
         pool = _make_pool(settings, config, device, DTYPES[dtype])
         info = EngineInfo(
             model=model,
@@ -95,11 +130,21 @@ class Engine:
             pages=pool.pages,
             dtype=dtype,
             device=device.type,
+            quantization=settings.quantization,
+            numerics="batch_invariant" if invariant else "fast",
+            weights_bytes=weights.octets,
         )
-        decoder = Decoder(config, weights, device, DTYPES[dtype])
+        decoder = Decoder(config, weights, device, DTYPES[dtype], invariant=invariant)
         engine = cls(info, decoder, pool, device, settings.threads, head_tokens)
         tell("warm-up", 0.0)
         engine._warm_up()
+        if invariant and not rows_keep_their_bits(engine):
+            if settings.numerics == "batch_invariant":
+                raise ModelRefused(
+                    'numerics = "batch_invariant" does not hold here: the same token got other bits in another pass '
+                    f'({device.type}, {dtype}, torch {torch.__version__}). Set numerics = "fast", or another dtype.'
+                )
+            engine.info = replace(info, numerics="fast")
         tell("warm-up", 1.0)
         return engine
 
@@ -179,6 +224,11 @@ class Engine:
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+
+def wants_invariance(settings: EngineSettings, device: torch.device) -> bool:
+    """Asked for, or to be tried: a CPU keeps its bits at little cost, elsewhere the promise has a price."""
+    return settings.numerics == "batch_invariant" or (settings.numerics == "auto" and device.type == "cpu")
 
 
 def _make_pool(settings: EngineSettings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> PagePool:

@@ -92,7 +92,9 @@ class Row(Struct, frozen=True):
 
 
 class EngineInfo(Struct, frozen=True):
-    """What a loaded model is. Digests are decision 8's; `dtype` and `device` are the ones in effect, never "auto"."""
+    """What a loaded model is. Digests are decision 8's; `dtype`, `device` and `numerics` are the ones in effect, never
+    "auto". `weights_bytes` is the memory that the weights take.
+    """
 
     model: bytes
     tokenizer: bytes
@@ -102,6 +104,9 @@ class EngineInfo(Struct, frozen=True):
     pages: int
     dtype: str
     device: str
+    quantization: str = "none"
+    numerics: str = "fast"
+    weights_bytes: int = 0
 
     @property
     def session_tokens(self) -> int:

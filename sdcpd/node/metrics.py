@@ -64,6 +64,7 @@ METRICS: Final = (
     _counter("draft_audit_alarms_total", "Drafters found not to sample from the rows they show (rule 2)."),
     # Passes of the target model.
     _counter("target_forwards_total", "Passes of the target model."),
+    _counter("num_preemptions_total", "Sessions whose KV pages were given to an older one, to be computed anew."),
     _histogram("target_forward_seconds", "Time of one pass of the target model."),
     _histogram("target_forward_sessions", "Sessions that share one pass.", buckets=SMALL_COUNTS),
     # Commit log.

@@ -359,12 +359,18 @@ def _draft_gauges(engine: Engine) -> Iterator[Gauge]:
     yield Gauge("draft_kv_cache_usage_ratio", "Share of the draft model's pages in use.", used)
 
 
+def _precision(info: EngineInfo) -> tuple[tuple[str, str], ...]:
+    return (("dtype", info.dtype), ("quantization", info.quantization), ("numerics", info.numerics))
+
+
 def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
     info = engine.info
     labels = (("version", __version__), ("device", info.device), ("dtype", info.dtype))
     yield Gauge("build_info", "What the model runs on.", 1, labels)
     used = (info.pages - engine.free_pages) / info.pages
+    yield Gauge("model_weights_bytes", "Memory of the model's weights.", info.weights_bytes, _precision(info))
     yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
+    yield Gauge("num_sessions_waiting", "Sessions that wait for KV pages.", verifier.waiting_for_pages)
     for audit in verifier.snapshot().audits:
         if audit.z is not None:
             text = "Standard deviations between a drafter's tokens and the rows it shows; beyond 6 it is not honest."

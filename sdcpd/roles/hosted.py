@@ -2,7 +2,8 @@
 
 The keeper task owns the session's life: it creates the log, appends records one after the other, settles lost
 answers by reading the log, acts on deadlines, and frees the KV at the end. Request tasks only wait on `changes`. The
-verify loop scores; it asks `ready_work` and `prefill_left` and reports back through `scored` and `ran_prefill`.
+verify loop scores; it asks `ready_work` and `prefill_left` and reports back through `scored` and `ran_prefill`. Between
+passes the session may be preempted (roles/kv_room.py): its KV goes, and what it knows is left to be run again.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,6 @@ from sdcpd.roles.ports import (
     Appended,
     BelowFence,
     Content,
-    Engine,
     Missing,
     Ports,
     RandomStream,
@@ -36,6 +36,7 @@ from sdcpd.roles.ports import (
     Unreachable,
 )
 from sdcpd.roles.row_supply import RowSupply
+from sdcpd.roles.session_kv import SessionKv
 from sdcpd.roles.verifier_meters import count_round
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.waits import Alarm, Changes, within
@@ -54,8 +55,8 @@ class Hosted:
         instance: str,
         settings: VerifierSettings,
         ports: Ports,
-        engine: Engine,
-        sequence: int,
+        kv: SessionKv,
+        vocabulary: int,
         outbox: Outbox,
         supply: RowSupply,
         draws: RandomStream,
@@ -63,7 +64,8 @@ class Hosted:
         on_work: Callable[[], None],
         taken: Takeover | None = None,
     ) -> None:
-        """`sequence` has all the positions reserved that the session can need. `taken` where it is resumed (6.9).
+        """`kv` gets its pages from the verifier's KvRoom; `vocabulary` is the engine's; `taken` where it is resumed
+        (6.9).
 
         `load` samples the verifier's load in percent; `on_work` wakes the verify loop.
         """
@@ -78,12 +80,12 @@ class Hosted:
         self._instance = instance
         self._settings = settings
         self._ports = ports
-        self._engine = engine
+        self.kv = kv
+        self._vocabulary = vocabulary
         self._taken = taken
         self._context = prompt + (taken.history.tokens if taken is not None else ())  # its KV is computed first
-        self._sequence: int | None = sequence
-        self._kv_tokens = 0  # positions with valid KV
         self._work: Work | None = None
+        self._scored_in = -1  # the sequence that the work under way was run in
         self._while_judging = trio.CancelScope()
         self._prefilled = False
         self._outbox = outbox
@@ -91,7 +93,7 @@ class Hosted:
         self._doubted = False
         self._life = trio.CancelScope()
         scope = opened.contract.scope
-        self.judging = Judging(opened.session, None if scope is UNSET else scope, ports, engine, supply, draws)
+        self.judging = Judging(opened.session, None if scope is UNSET else scope, ports, kv.engine, supply, draws)
         self._store_failed_at: float | None = None
         self._load = load
         self._on_work = on_work
@@ -108,20 +110,37 @@ class Hosted:
         """The prompt's KV is there: the open can be answered."""
         return self._prefilled
 
+    @property
+    def wanted_tokens(self) -> int:
+        """Positions to be reserved before anything is run: all that is known, and the longest round."""
+        contract = self.opened.contract
+        known = len(self._context) if self.machine is None else self.machine.prefix.last_position + 1
+        return min(known + contract.m_max, len(self.prompt) + contract.max_new)
+
+    def preempt(self) -> None:
+        """Give the pages to an older session. Between passes, when no work of this one is being scored."""
+        self._ports.meters.count("num_preemptions_total")
+        self._log.info("preempted", kv_tokens=self.kv.valid_tokens)
+        self.kv.drop()
+
     def prefill_left(self) -> Prefill | None:
-        """The part of prompt and resumed output still to be run, all but the last token, which the first round runs."""
-        end = len(self._context) - 1
-        if self._sequence is None or self.machine is None or self._kv_tokens >= end:
+        """What is known and has no valid KV yet, all but the last token, which goes with the next round."""
+        machine, kv = self.machine, self.kv
+        if kv.closed or machine is None or not kv.reserved_tokens:
             return None
-        return Prefill(
-            key=self.id, sequence=self._sequence, tokens=self._context[self._kv_tokens : end], start=self._kv_tokens
-        )
+        end = machine.prefix.last_position
+        if kv.valid_tokens >= end:
+            return None
+        tokens = machine.prefix.known[kv.valid_tokens : end]
+        return Prefill(key=self.id, sequence=kv.sequence, tokens=tokens, start=kv.valid_tokens)
 
     def ready_work(self, load: int) -> Span | None:
         """What could be scored for this session in the next pass, or None."""
-        machine = self.machine
-        if machine is None or self._sequence is None or not self._prefilled:
+        machine, kv = self.machine, self.kv
+        if machine is None or kv.closed or not self._prefilled:
             return None
+        if kv.valid_tokens < machine.prefix.last_position:
+            return None  # preempted: its KV comes first
         if self._work is not None and not machine.wants(self._work.ticket):
             self._work = None
         if self._work is None:
@@ -132,8 +151,8 @@ class Hosted:
                     self.changes.notify()  # a period ended here, and the keeper waits: it has an event to send
                 return None
         work = self._work
-        assert work.start == self._kv_tokens, (work.start, self._kv_tokens)
-        return Span(sequence=self._sequence, tokens=work.tokens, start=work.start, rows=len(work.tokens))
+        assert work.start == kv.valid_tokens, (work.start, kv.valid_tokens)
+        return Span(sequence=kv.sequence, tokens=work.tokens, start=work.start, rows=len(work.tokens))
 
     def begin(self, proposal: Proposal, begun: Begin) -> None:
         """A proposal's work; scored at the next pass boundary, whether or not its draft rows are in hand."""
@@ -143,8 +162,8 @@ class Hosted:
 
     def ran_prefill(self, tokens: int) -> None:
         """`tokens` more positions of what is known have valid KV."""
-        self._kv_tokens += tokens
-        if self._kv_tokens >= len(self._context) - 1:
+        self.kv.valid_tokens += tokens
+        if self.kv.valid_tokens >= len(self._context) - 1 and not self._prefilled:
             self._prefilled = True
             self.changes.notify()
 
@@ -153,6 +172,7 @@ class Hosted:
         work = self._work
         assert work is not None
         self._work = None
+        self._scored_in = self.kv.sequence
         return work
 
     def judged(self, work: Work, span: Span) -> Span:
@@ -174,7 +194,8 @@ class Hosted:
             if machine.score_failed(work.ticket, "the model produced non-finite logits"):
                 self._log.error("non-finite logits", round=work.round)
         elif machine.scored(work.ticket, [row.token for row in rows], load=load):
-            self._kv_tokens = machine.prefix.last_position
+            if not self.kv.closed and self.kv.sequence == self._scored_in:  # else it was preempted meanwhile
+                self.kv.valid_tokens = machine.prefix.last_position
             near = sum(row.margin < self._settings.near_tie_margin for row in rows)
             if near:
                 self._ports.meters.count("near_ties_total", near)
@@ -236,12 +257,12 @@ class Hosted:
 
     def free_kv(self) -> None:
         """Give the KV back and wake everybody; synchronous, so that it is also right while being cancelled."""
-        if self._sequence is None:
+        if self.kv.closed:
             return
-        self._engine.close_sequence(self._sequence)
-        self._sequence = None
+        self.kv.close()
         self.ended_at = self._ports.clock.now()
         self.changes.notify()
+        self._on_work()  # somebody may have waited for the pages
 
     async def _open(self) -> bool:
         """Create the log (decision 86), unless the session is resumed from one. False: `refused` says why."""
@@ -252,7 +273,7 @@ class Hosted:
             self.opened,
             instance=self._instance,
             prompt=self.prompt,
-            vocabulary=self._engine.info.vocabulary,
+            vocabulary=self._vocabulary,
             limits=self._settings.session_limits(),
             log_tag=tag,
             now=self._ports.clock.now(),

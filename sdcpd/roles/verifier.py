@@ -29,12 +29,14 @@ from sdcpd.protocol.session_values import Begin, Busy, Join, Replay
 from sdcpd.protocol.takeover import Takeover, check_epoch
 from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
 from sdcpd.roles.hosted import Hosted
+from sdcpd.roles.kv_room import KvRoom
 from sdcpd.roles.load_meter import LoadMeter, measure_full_rows
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import Content, Engine, Peer, Ports
 from sdcpd.roles.reporter import Reporter
 from sdcpd.roles.resume import read_takeover
 from sdcpd.roles.row_supply import AuditedDrafter, RowSupply
+from sdcpd.roles.session_kv import SessionKv
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.verify_loop import VerifyLoop
 from sdcpd.roles.waits import within
@@ -78,6 +80,7 @@ class VerifierSnapshot(Struct, frozen=True):
     passes: int
     pages: int
     free_pages: int
+    waiting_for_pages: int
     full_rows: int
     audits: tuple[AuditedDrafter, ...]
     sessions: tuple[HostedSession, ...]
@@ -113,7 +116,8 @@ class Verifier:
         self._supply = RowSupply(settings, ports, self._engine.info.vocabulary)
         self._draws = ports.randomness.stream("verifier draws")
         self._meter = LoadMeter(full_rows=1)
-        self._loop = VerifyLoop(settings, ports, self._engine, self._meter, self._open.values, self.load)
+        self._room = KvRoom(self._open.values)
+        self._loop = VerifyLoop(settings, ports, self._engine, self._meter, self._open.values, self.load, self._room)
         self._reporter = Reporter(routers, self.status, ports)
         self._nursery: trio.Nursery | None = None
 
@@ -249,9 +253,14 @@ class Verifier:
         return self._reporter.accepted
 
     def load(self) -> int:
-        """Percent (decision 47)."""
+        """Percent (decision 47). While a session waits for pages, all count as held."""
         info = self._engine.info
-        return self._meter.percent(self._ports.clock.now(), info.pages - self._engine.free_pages, info.pages)
+        held = info.pages if self._room.waiting else info.pages - self._engine.free_pages
+        return self._meter.percent(self._ports.clock.now(), held, info.pages)
+
+    @property
+    def waiting_for_pages(self) -> int:
+        return self._room.waiting
 
     def moves(self, limit_s: float) -> bool:
         """Whether the verify loop gets on: no pass has been running for longer than `limit_s`."""
@@ -282,6 +291,7 @@ class Verifier:
             passes=self._loop.passes,
             pages=self._engine.info.pages,
             free_pages=self._engine.free_pages,
+            waiting_for_pages=self._room.waiting,
             full_rows=self._meter.full_rows,
             audits=self._supply.audits(),
             sessions=tuple(_describe(hosted, now) for hosted in (*self._open.values(), *self._ended.values())),
@@ -407,21 +417,17 @@ class Verifier:
         return decode_tokens(content.octets)
 
     def _admit(self, message: SessionOpen, prompt: tuple[int, ...], taken: Takeover | None) -> Hosted:
-        """Reserve all that the session can need, so that it never fails for want of pages; 503 when there is none."""
+        """Take the session in, behind all others; it waits for pages if it must. 503 when too many do."""
         if len(self._open) >= self._settings.max_sessions:
             raise Overloaded(f"all {self._settings.max_sessions} sessions are taken", retry_after_s=1)
-        sequence = self._engine.open_sequence()
-        if not self._engine.reserve(sequence, len(prompt) + message.contract.max_new):
-            self._engine.close_sequence(sequence)
-            raise Overloaded("not enough free KV pages for prompt and max_new", retry_after_s=1)
         hosted = Hosted(
             message,
             prompt,
             instance=self._instance,
             settings=self._settings,
             ports=self._ports,
-            engine=self._engine,
-            sequence=sequence,
+            kv=SessionKv(self._engine),
+            vocabulary=self._engine.info.vocabulary,
             outbox=Outbox(message.router if message.router is not UNSET else None, self._ports),
             supply=self._supply,
             draws=self._draws,
@@ -430,6 +436,11 @@ class Verifier:
             taken=taken,
         )
         self._open[message.session] = hosted
+        self._room.let_in()
+        if not hosted.kv.reserved_tokens and self._room.waiting > self._settings.max_waiting_sessions:
+            del self._open[message.session]
+            hosted.kv.close()
+            raise Overloaded("not enough free KV pages, and too many sessions wait for some", retry_after_s=1)
         return hosted
 
 

@@ -11,7 +11,9 @@ class VerifierSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`[verifier]`. Bounds keep one node's memory and latency finite; each names what it protects."""
 
     max_sessions: Annotated[int, Meta(ge=1, le=65536)] = 64
-    """Open sessions; one more is answered 503. Each holds its KV pages from open to end."""
+    """Open sessions; one more is answered 503."""
+    max_waiting_sessions: Annotated[int, Meta(ge=0, le=65536)] = 32
+    """Of them those that may wait for KV pages, in the order of their opening; one more is answered 503."""
     ended_sessions: Annotated[int, Meta(ge=0, le=65536)] = 256
     """Ended sessions whose output is still served from memory."""
     ended_retention_s: Annotated[float, Meta(gt=0)] = 600.0

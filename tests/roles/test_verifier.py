@@ -398,8 +398,9 @@ async def test_limits_answer_at_once(autojump_clock: MockClock) -> None:
         with pytest.raises(Overloaded) as full:
             await stand.open(session=b"x" * 16)
         assert full.value.retry_after_s == 1
-    async with running({"pages": 2}) as stand:
+    async with running({"pages": 2}, max_waiting_sessions=0) as stand:
         await stand.open()
+        await stand.open(session=b"y" * 16)
         with pytest.raises(Overloaded, match="KV pages"):
             await stand.open(session=b"x" * 16)
 

@@ -31,6 +31,7 @@ class Checkers:
         self.rounds = 0
         self._wrong = wrong
         self._rot = rot
+        self._answered: dict[tuple[str, int, bytes], int] = {}  # the highest epoch that an incarnation answered at
         self._recorded: set[bytes] = set()
         self._early: dict[bytes, bytes] = {}  # logs begun by a router's fence, before any verifier saw the session
         self._fenced: dict[
@@ -113,14 +114,17 @@ class Checkers:
         except Problem:
             pass  # a rogue's octets; the verifier refuses them by the same decoder
 
-    def served(self, node: Incarnation, role: str, request: Request, response: Response) -> None:
+    def served(self, node: Incarnation, role: str, peer: Peer, request: Request, response: Response) -> None:
         """A handler has answered."""
         if response.status >= 300:
             return
         path = request.path.split("/")
         if role == "cache":
-            if request.method == "GET" and path[-2] == "l":
+            if path[-2] == "l" and request.method == "GET":
                 self._log_read(_session(request.path), response.body)
+            elif path[-2] == "l" and peer.role == "verifier":
+                name, epoch = peer.uri.split("/")[2].split(".")[0], int(request.headers["kvsp-epoch"])
+                self._book_checked(_session(request.path), lambda book: book.served_by(name, epoch))
             return
         if role != "verifier":
             return
@@ -133,8 +137,13 @@ class Checkers:
                 assignment = decode(request.body, Assignment)
                 if assignment.drafter != assignment.verifier:
                     self.books[assignment.session].assigned(assignment.m_init)
+                self._named(assignment)
                 self._state(node, decode(response.body, SessionState))
-            case ("POST", ["sessions"]) | ("GET", ["sessions", _]):
+            case "POST", ["sessions"]:
+                state = decode(response.body, SessionState)
+                self._book_checked(state.session, lambda book: book.served_by(node.name, state.epoch))
+                self._state(node, state)
+            case "GET", ["sessions", _]:
                 self._state(node, decode(response.body, SessionState))
             case _:
                 pass
@@ -144,6 +153,17 @@ class Checkers:
         if request.method == "PATCH" and response.status == 409 and b"sdcp-stale-epoch" in response.body:
             epoch = int(request.headers["kvsp-epoch"])
             self._fenced.setdefault((node.name, node.number, _session(request.path)), (trio.current_time(), epoch))
+
+        if request.method == "PUT" and request.path.endswith("/drafter"):
+            assignment = decode(request.body, Assignment)
+            seq = assignment.seq
+            assert isinstance(seq, int), "our routers always send it"
+            self._book_checked(assignment.session, lambda book: book.named_by(node.number, seq))
+
+    def _named(self, assignment: Assignment) -> None:
+        seq = assignment.seq
+        assert isinstance(seq, int), "our routers always send it"
+        self._book_checked(assignment.session, lambda book: book.named(assignment.epoch, seq))
 
     def _log_read(self, session: bytes, octets: bytes) -> None:
         book = self.books.get(session)
@@ -186,6 +206,10 @@ class Checkers:
         shown = tuple(known[page.from_ : page.from_ + len(page.tokens)])
         if shown != page.tokens:
             self._wrong(f"{item}: {session_path_id(page.session)}: output at {page.from_} is not in the log")
+        elif page.epoch > book.epoch and not book.rotted:
+            self._wrong(
+                f"{item}: {session_path_id(page.session)}: output of epoch {page.epoch}, the log is at {book.epoch}"
+            )
         elif page.final and page.finish == 4 and not book.closed and not book.rotted:
             self._wrong(f"3: {session_path_id(page.session)}: a final page before the log says so")
 
@@ -199,9 +223,20 @@ class Checkers:
             self._wrong(f"3: {session_path_id(state.session)}: session-state of round {state.round} is not in the log")
 
     def _serves(self, node: Incarnation, session: bytes, epoch: int) -> None:
+        highest = self._answered.setdefault((node.name, node.number, session), epoch)
+        if epoch < highest:
+            self._wrong(
+                f"4: {node.name} answers at epoch {epoch} for {session_path_id(session)}, which it has at {highest}"
+            )
+        self._answered[node.name, node.number, session] = max(epoch, highest)
         since, lost = self._fenced.get((node.name, node.number, session), (trio.current_time(), -1))
         if since < trio.current_time() and epoch <= lost:
             self._wrong(f"4: {node.name} answers for {session_path_id(session)}, which it lost")
+
+    def _book_checked(self, session: bytes, check: Callable[[Book], None]) -> None:
+        book = self.books.get(session)
+        if book is not None and not book.rotted:
+            self._checked(session, lambda: check(book))
 
     def _checked(self, session: bytes, check: Callable[[], None]) -> None:
         try:

@@ -10,7 +10,7 @@ import trio
 from msgspec import UNSET, Struct
 
 from sdcpd.protocol.messages import Output
-from sdcpd.protocol.terms import Action
+from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.generation import Generation, GenerationRefused, GenerationRequest
 from sdcpd.roles.ports import Refusal
 from sdcpd.roles.router import Router
@@ -114,12 +114,17 @@ class Client:
         if not page.final:
             return False
         reason = "" if page.reason is UNSET else page.reason
-        detail = ""
         placement = getattr(generation, "placement", None)
-        if placement is not None and placement.ending is not None:
-            detail = placement.ending.detail
+        ending = placement.ending if placement is not None else None
+        detail = self._detail(page.session) if ending is None else ending.detail
         self._end("finished" if page.finish is Action.FINISH else "failed", reason, detail)
         return True
+
+    def _detail(self, session: bytes) -> str:
+        """What the router would tell its operator of an end that was read by the network."""
+        router, name = self._world.nodes["r1"].role, session_path_id(session)
+        views = router.snapshot().sessions if isinstance(router, Router) else ()
+        return next((view.detail or "" for view in views if view.session == name), "")
 
     def _end(self, how: str, reason: str = "", detail: str = "") -> None:
         self.ended = Ended(how, reason, detail, len(self._reader.tokens))

@@ -65,6 +65,7 @@ _ROGUE: Final = (
 EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
     # The router's own codes (protocol/placement.py)
     "verifier_lost (3 failovers in a row": (*_SILENT_VERIFIER, "foreign_fence", "router_doubled"),
+    "verifier_lost ()": (*_SILENT_VERIFIER, "foreign_fence", "router_doubled"),  # as a log says that a router gave up
     "log_unusable": ("bit_rot",),
     "log_damaged": ("bit_rot",),
     "log_lost": ("bit_rot",),
@@ -75,7 +76,8 @@ EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "verifier_refused": ("bit_rot",),
     "cancelled": ("router_doubled",),  # by the one that took it up: its client reads at the other (106)
     # What a router says that came back
-    "no_such_session": ("bit_rot",),  # in the directory, which keeps it by the same journal
+    # Its record rotted with the journal, or a double wrote it after the directory had been read.
+    "no_such_session": ("bit_rot", "router_doubled"),
     "output_gone": ("bit_rot",),
     # The verifier's own words (protocol/session.py)
     "the model produced non-finite logits": ("pass_not_finite",),

@@ -28,6 +28,7 @@ class Checkers:
 
     def __init__(self, wrong: Callable[[str], None], rot: Callable[[], bool]) -> None:
         self.books: dict[bytes, Book] = {}
+        self.asked: dict[bytes, None] = {}  # all sessions that clients were told of, in that order
         self.rounds = 0
         self._wrong = wrong
         self._rot = rot
@@ -63,7 +64,10 @@ class Checkers:
 
     def recovered(self, session: bytes, octets: bytes) -> None:
         """A cache came back with this log: it must hold all that was acknowledged, and may hold what was not."""
-        book = self.books[session]
+        book = self.books.get(session)
+        if book is None:
+            self._early[session] = octets
+            return
         if self._rot() and book.log.startswith(octets) and book.log != octets:
             book.rewind()  # a flipped bit at the end of the journal looks like the torn end of a crash
         if not octets.startswith(book.log):
@@ -73,8 +77,10 @@ class Checkers:
 
     def gone(self, session: bytes) -> None:
         """A cache came back without this log, or cannot read it."""
-        book = self.books[session]
-        if self._rot():
+        book = self.books.get(session)
+        if book is None:
+            self._early.pop(session, None)
+        elif self._rot():
             book.rewind()
         elif book.octets:
             self._wrong(f"1: {session_path_id(session)}: its log is gone or damaged")

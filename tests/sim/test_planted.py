@@ -30,12 +30,12 @@ from sdcpd.protocol.log_history import History, read_history
 from sdcpd.protocol.messages import Output, Proposal, SessionOpen, Verdict
 from sdcpd.protocol.named_drafter import NamedDrafter
 from sdcpd.protocol.opening import Opening, Overtaken
-from sdcpd.protocol.placement_values import Publish, Refused, WriteLog
+from sdcpd.protocol.placement_values import Publish, Refused, Stored
 from sdcpd.protocol.session import Session
 from sdcpd.protocol.takeover import Takeover
-from sdcpd.roles import adoption, resume, router
+from sdcpd.roles import adoption, resume
+from sdcpd.roles import router as router_module
 from sdcpd.roles.hosted import Hosted
-from sdcpd.roles.ports import Content
 from sdcpd.roles.session_task import SessionTask
 from tests.sim import report
 from tests.sim.options import DrafterPlan, SimOptions
@@ -269,33 +269,26 @@ def fence_not_awaited(patch: Patch) -> None:
         self._history = history or read_history(b"", self._plan.contract, self._plan.prompt)
         self._epoch, self.stage = epoch, Stage.PUBLISHING
         octets = encode_tokens(self._history.tokens)
-        self.lane.send(Publish(ref=self._tokens_ref(self._history), octets=octets), now)
+        self.lane.postpone(Publish(ref=self._tokens_ref(self._history), octets=octets), now + 0.5)
 
     patch.setattr(Failover, "_fence", early)
     patch.setattr(resume, "take_over", taken_at_its_word)
 
 
 def stale_resume_believed(patch: Patch) -> None:
-    """The fence goes behind whatever is there by now (87), and the session is resumed from what was read before it."""
+    """The session is resumed a round before the last, and neither digest nor log is compared with that."""
     look = Failover._look
 
     def stale(self: Failover, octets: bytes, now: float) -> Any:
-        before = self._history
-        found = look(self, octets, now)
-        if self.stage is Stage.PUBLISHING and before is not None:
-            self._history = before
-            self.lane.send(Publish(ref=self._tokens_ref(before), octets=encode_tokens(before.tokens)), now)
+        found, history = look(self, octets, now), self._history
+        if self.stage is Stage.PUBLISHING and history is not None and history.round > 1:
+            *before, last = history.commits
+            tokens = history.tokens[: -len(last.emitted)]
+            self._history = replace(history, commits=tuple(before), tokens=tokens, digest=before[-1].digest)
+            self.lane.send(Publish(ref=self._tokens_ref(self._history), octets=encode_tokens(tokens)), now)
         return found
 
-    async def blind(self: SessionTask, action: WriteLog) -> Any:
-        objects = self._ports.objects
-        found = await objects.read_log(action.ref)
-        if not isinstance(found, Content):
-            return await objects.create_log(action.ref, action.epoch, action.record)
-        return await objects.append(action.ref, action.record, epoch=action.epoch, if_match=found.tag)
-
     patch.setattr(Failover, "_look", stale)
-    patch.setattr(SessionTask, "_write_log", blind)
     patch.setattr(resume, "take_over", taken_at_its_word)
 
 
@@ -310,9 +303,9 @@ def epoch_not_raised(patch: Patch) -> None:
     patch.setattr(Failover, "_fence_next", same)
 
 
-def any_fence_is_ours(patch: Patch) -> None:
-    """Of two routers that fence at once both open the session."""
-    look = Failover._look
+def two_routers_open(patch: Patch) -> None:
+    """Any fence counts as one's own, and nobody looks whose the directory record is."""
+    look, recorded = Failover._look, Opening._recorded
 
     def mistakes(self: Failover, octets: bytes, now: float) -> Any:
         fences = [one for one, _ in read_records(octets) if isinstance(one, FenceRecord)]
@@ -320,17 +313,22 @@ def any_fence_is_ours(patch: Patch) -> None:
             self._author = fences[-1].by
         return look(self, octets, now)
 
+    def careless(self: Opening, outcome: Any, now: float) -> Any:
+        taken = isinstance(outcome, Refused) and outcome.status == 412
+        return recorded(self, Stored(self.tag or "") if taken else outcome, now)
+
     patch.setattr(Failover, "_look", mistakes)
+    patch.setattr(Opening, "_recorded", careless)
 
 
 def session_taken_up_twice(patch: Patch) -> None:
     """A router that starts claims the sessions as well that it has begun since."""
-    claim = router.claim_sessions
+    claim = adoption.claim_sessions
 
     async def all_of_them(ports: Any, **told: Any) -> None:
         await claim(ports, **(told | {"known": lambda session: False}))
 
-    patch.setattr(router, "claim_sessions", all_of_them)
+    patch.setattr(router_module, "claim_sessions", all_of_them)
 
 
 def incarnation_not_raised(patch: Patch) -> None:
@@ -342,14 +340,18 @@ def older_seq_accepted(patch: Patch) -> None:
     patch.setattr(NamedDrafter, "check_seq", lambda self, assignment, state: None)
 
 
-def displaced_still_answers(patch: Patch) -> None:
-    """Who waited at a session that went on here at a higher epoch gets a page of the old one."""
+def lost_still_answers(patch: Patch) -> None:
+    """A verifier that met the fence goes on to serve the output that it has."""
+    output = Session.output
 
-    def quietly(self: Hosted) -> None:
-        self._life.cancel()
-        self.free_kv()
+    def lingering(self: Session, from_: int) -> Output | None:
+        stopped, self.stopped = self.stopped, None
+        try:
+            return output(self, from_)
+        finally:
+            self.stopped = stopped
 
-    patch.setattr(Hosted, "displace", quietly)
+    patch.setattr(Session, "output", lingering)
 
 
 def adopted_at_the_first_epoch(patch: Patch) -> None:
@@ -401,12 +403,10 @@ class Plant(msgspec.Struct, frozen=True):
     do: Callable[[Patch], None]
     faults: Mapping[str, float] = {}
     drafters: tuple[DrafterPlan, ...] = HONEST
-    verifiers: int | None = None
+    shape: Mapping[str, Any] = {}
     kinds: tuple[int, ...] = (WRONG,)
     item: str = ""
 
-
-LOST_VERIFIERS = {"partition": 0.3, "verifier_crash": 0.2, "node_pause": 0.3}
 
 PLANTS = (
     Plant(no_fence_check, {"foreign_fence": 0.5}, item="4:"),
@@ -429,13 +429,18 @@ PLANTS = (
     Plant(journal_not_synced, {"cache_crash": 0.3}, item="1:"),
     Plant(lost_answer_waited_for, {"append_unanswered": 0.1}, kinds=(NO_PROGRESS,)),
     Plant(fence_not_awaited, {"verifier_crash": 0.3}, item="4:"),
-    Plant(stale_resume_believed, LOST_VERIFIERS, verifiers=2, item="2:"),
-    Plant(epoch_not_raised, {"verifier_crash": 0.3}, item="4:"),
-    Plant(any_fence_is_ours, {"router_doubled": 0.3, "verifier_crash": 0.3}, verifiers=3, item="4:"),
+    Plant(stale_resume_believed, {"verifier_crash": 0.3, "foreign_fence": 0.2}, item="2:"),
+    Plant(epoch_not_raised, {"foreign_fence": 0.3}, item="4:"),
+    Plant(
+        two_routers_open,
+        {"router_doubled": 0.5, "verifier_crash": 0.5},
+        shape={"verifiers": 2, "ttl_ms": 20000, "pass_s": 0.2},
+        item="4:",
+    ),
     Plant(session_taken_up_twice, {"router_crash": 0.3, "cache_crash": 0.3}, kinds=(WRONG, NO_PROGRESS, CRASH)),
     Plant(incarnation_not_raised, {"router_crash": 0.3}, item="4: routers"),
     Plant(older_seq_accepted, {"router_doubled": 0.3}, item="4: seq"),
-    Plant(displaced_still_answers, {"foreign_fence": 0.5}, verifiers=1, item="4:"),
+    Plant(lost_still_answers, {"foreign_fence": 0.5}, item="4:"),
     Plant(adopted_at_the_first_epoch, {"foreign_fence": 0.4, "router_crash": 0.3}, item="6:"),
     Plant(closed_log_resumed, {"verifier_crash": 0.3, "router_crash": 0.2}, kinds=(WRONG, NO_PROGRESS, CRASH)),
     Plant(counters_forgotten, {"foreign_fence": 0.5}, item="9:"),
@@ -450,7 +455,7 @@ def test_a_planted_fault_is_found(plant: Plant) -> None:
     for seed in range(1000, 1000 + SEEDS):
         options = SimOptions.from_seed(seed)
         options = replace(options, faults={**options.faults, **plant.faults}, drafters=plant.drafters)
-        options = replace(options, verifiers=plant.verifiers or options.verifiers)
+        options = replace(options, **plant.shape)
         with pytest.MonkeyPatch.context() as patch:
             plant.do(patch)
             outcome = run_options(options)

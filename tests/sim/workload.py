@@ -88,6 +88,7 @@ class Client:
                 await process.gate()
                 async with router.generation(request) as generation:
                     self.session = generation.session
+                    self._world.checkers.asked[self.session] = None
                     self._world.trace.say(self.name, f"asks: {generation.session.hex()[:6]}")
                     await self._read(generation, process)
             except GenerationRefused as refused:

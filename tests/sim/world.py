@@ -307,7 +307,7 @@ class World(Taps):
         """A cache that came back is compared with what it had acknowledged."""
         if not isinstance(role, Cache):
             return
-        for session in list(self.checkers.books):
+        for session in list(self.checkers.asked):
             await self._compare_log(role, session)
 
     async def _compare_logs(self) -> None:

@@ -394,7 +394,7 @@ class Placement:
         self.phase, self.target = Phase.RECOVERING, None
         self._main.clear()
         self._reader.leave()
-        avoid = None if kind == "restarted" else self.verifier  # a process that restarted is as good as any
+        avoid = None if kind in ("restarted", "moved") else self.verifier  # these are as good as any
         self._failover.begin(self.epoch, now, avoid=avoid, to=to)
 
     def _recover(self, result: Result | None, now: float) -> None:

@@ -258,16 +258,16 @@ class Reader:
         self.tokens: list[int] = []
         self._checkers = checkers
         self._wrong = wrong
-        self._epoch = 0
+        self.epoch = 0
 
     def page(self, page: Output) -> None:
         if page.from_ != len(self.tokens):
             self._wrong(f"6: a reader with {len(self.tokens)} tokens got a page from {page.from_}")
-        if page.epoch < self._epoch:
-            self._wrong(f"6: a reader saw epoch {page.epoch} after {self._epoch}")
+        if page.epoch < self.epoch:
+            self._wrong(f"6: a reader saw epoch {page.epoch} after {self.epoch}")
         if page.tokens or page.finish == 4:
             self._checkers.page("6", page)
-        self._epoch = page.epoch
+        self.epoch = page.epoch
         self.tokens += page.tokens
 
 

@@ -16,19 +16,20 @@ from sdcpd.protocol.terms import TOKEN_LIMIT
 
 
 class PageFault(Enum):
-    """Why a page was not taken. An older epoch is weather (6.7: discard, ask again). The rest are breaches by the
-    verifier: the session cannot be trusted any further."""
+    """Why a page was not taken. An older epoch is weather (6.7: discard, ask again); a newer one is another router's
+    doing, and the log tells more. The rest are breaches by the verifier: the session cannot be trusted any further."""
 
     OLD_EPOCH = "output of an older epoch"
+    NEW_EPOCH = "output of a newer epoch"
     GAP = "output behind a gap"
-    OTHER_SESSION = "output of another session or epoch"
+    OTHER_SESSION = "output of another session"
     CHANGED = "output changed at an index delivered before"
     TOO_LONG = "output beyond max_new"
     OUTSIDE_VOCABULARY = "output token outside the vocabulary"
 
     @property
     def breach(self) -> bool:
-        return self is not PageFault.OLD_EPOCH
+        return self not in (PageFault.OLD_EPOCH, PageFault.NEW_EPOCH)
 
 
 class OutputCopy:
@@ -82,8 +83,10 @@ class OutputCopy:
 
     def take(self, page: Output, vocabulary: int | None) -> PageFault | None:
         """Extend the copy by what `page` adds; None when it fits, even if it adds nothing."""
-        if page.session != self._session or page.epoch > self._epoch:
+        if page.session != self._session:
             return PageFault.OTHER_SESSION
+        if page.epoch > self._epoch:
+            return PageFault.NEW_EPOCH
         if page.epoch < self._epoch:
             return PageFault.OLD_EPOCH
         if page.from_ > len(self._tokens):

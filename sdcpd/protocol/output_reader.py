@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct, UnsetType
 
 from sdcpd.protocol.messages import Event, Output
-from sdcpd.protocol.output_copy import OutputCopy
+from sdcpd.protocol.output_copy import OutputCopy, PageFault
 from sdcpd.protocol.placement_values import (
     Ending,
     Lost,
@@ -110,6 +110,8 @@ class OutputReader:
                 return Ending(finish=Action.FAIL, reason="verifier_breach", detail=fault.value)
             if fault is None:
                 return self._taken(held, now)
+            if fault is PageFault.NEW_EPOCH:
+                return Unserved("moved")
             outcome = Lost(fault.value)
         if not passing(outcome):
             return self._refused(outcome)

@@ -398,7 +398,7 @@ class Placement:
         self._main.clear()
         self._reader.leave()
         self._policies.lane.clear()
-        avoid = None if kind == "restarted" else self.verifier  # a new process is as good as any other
+        avoid = None if kind in ("restarted", "moved") else self.verifier  # these are as good as any
         self._failover.begin(self.epoch, now, avoid=avoid, to=to)
 
     def _recover(self, result: Result | None, now: float) -> None:

@@ -481,6 +481,23 @@ def test_two_routers_with_the_same_new_epoch() -> None:
     assert len(one.fences()) == 1
 
 
+def test_output_of_a_newer_epoch_is_another_routers_doing() -> None:
+    """It has taken the session up at the same verifier: the log and the directory tell, and nothing is fenced."""
+    world = World(D1, record=RECORD).drafting()
+    world.append(FenceRecord(epoch=2, by="http://other/router/#n9"))
+    world.page(world.next(Read), epoch=2)
+    assert world.failovers == ["moved"]
+    world.store()
+    world.retry()
+    world.store()
+    moved = replace(read_directory_record(world.record), epoch=2, incarnation=INCARNATION + 1)
+    world.answer(world.next(ReadRecord), RecordText(encode(moved), '"theirs"'))
+    world.answer(world.next(AskState), world.state(State.WAITING, epoch=2, seq=UNSET))
+    assert (world.machine.epoch, world.machine.phase) == (2, Phase.SETTLED)
+    assert world.wants() == ["Read"]
+    assert [fence.epoch for fence in world.fences()] == [2]
+
+
 def test_another_routers_session_that_does_not_live_is_fenced_anew() -> None:
     world = several(record=RECORD)
     die(world)

@@ -35,7 +35,7 @@ def filled() -> OutputCopy:
         (page(3, 7), PageFault.GAP),
         (page(0, 5, 9), PageFault.CHANGED),
         (page(2, 7, epoch=0), PageFault.OLD_EPOCH),
-        (page(2, 7, epoch=2), PageFault.OTHER_SESSION),
+        (page(2, 7, epoch=2), PageFault.NEW_EPOCH),
         (page(2, 7, session=bytes(16)), PageFault.OTHER_SESSION),
         (page(2, 1, 2, 3, 4, 5, 6, 7), PageFault.TOO_LONG),
         (page(2, 100), PageFault.OUTSIDE_VOCABULARY),

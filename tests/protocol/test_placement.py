@@ -823,7 +823,6 @@ def test_pages_extend_the_copy_and_overlaps_are_cut() -> None:
         {"from_": 2, "tokens": (100,)},
         {"from_": 2, "tokens": (1 << 40,)},
         {"from_": 2, "tokens": tuple(range(10, 50))},
-        {"from_": 2, "tokens": (1,), "epoch": 2},
         {"from_": 2, "tokens": (1,), "session": b"x" * 16},
     ],
 )

@@ -8,6 +8,8 @@ What is never injected, because no implementation could survive it:
     return       Whoever crashes or is paused comes back within `LONGEST_OUTAGE_S`. The router and the node of the log
                  are single; verifiers and drafters may all be down at once, for as long.
     clocks       Rates differ by at most a fifth; jumps go forward, by at most `LONGEST_JUMP_S`.
+    doubles      A router process that another one took the place of ends within `LONGEST_DOUBLE_S` of its waking. No
+                 other node is doubled: a verifier's address belongs to one process at a time.
     honesty      Routers, verifiers and caches stop, stall and come back, and never lie. Drafters may do anything.
     the end      In the second phase all of this is over: whatever is still open then has to end.
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 LONGEST_OUTAGE_S: Final = 12.0
 LONGEST_JUMP_S: Final = 20.0
+LONGEST_DOUBLE_S: Final = 20.0
 
 _LINKS: Final = (
     "slow_links",
@@ -61,7 +64,8 @@ _ROGUE: Final = (
 # is never accepted, nor is one of which nothing happened.
 EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
     # The router's own codes (protocol/placement.py)
-    "verifier_lost (3 failovers in a row": (*_SILENT_VERIFIER, "foreign_fence"),
+    "verifier_lost (3 failovers in a row": (*_SILENT_VERIFIER, "foreign_fence", "router_doubled"),
+    "verifier_lost ()": (*_SILENT_VERIFIER, "foreign_fence", "router_doubled"),  # as a log says that a router gave up
     "log_unusable": ("bit_rot",),
     "log_damaged": ("bit_rot",),
     "log_lost": ("bit_rot",),
@@ -70,8 +74,10 @@ EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "verifier_unreachable": (*_SILENT_VERIFIER, *_STORE),
     "verifier_overloaded": (*_SILENT_VERIFIER, *_STORE, "rows_dear"),
     "verifier_refused": ("bit_rot",),
+    "cancelled": ("router_doubled",),  # by the one that took it up: its client reads at the other (106)
     # What a router says that came back
-    "no_such_session": ("bit_rot",),  # in the directory, which keeps it by the same journal
+    # Its record rotted with the journal, or a double wrote it after the directory had been read.
+    "no_such_session": ("bit_rot", "router_doubled"),
     "output_gone": ("bit_rot",),
     # The verifier's own words (protocol/session.py)
     "the model produced non-finite logits": ("pass_not_finite",),

@@ -28,9 +28,11 @@ class Checkers:
 
     def __init__(self, wrong: Callable[[str], None], rot: Callable[[], bool]) -> None:
         self.books: dict[bytes, Book] = {}
+        self.asked: dict[bytes, None] = {}  # all sessions that clients were told of, in that order
         self.rounds = 0
         self._wrong = wrong
         self._rot = rot
+        self._answered: dict[tuple[str, int, bytes], int] = {}  # the highest epoch that an incarnation answered at
         self._recorded: set[bytes] = set()
         self._early: dict[bytes, bytes] = {}  # logs begun by a router's fence, before any verifier saw the session
         self._fenced: dict[
@@ -62,7 +64,10 @@ class Checkers:
 
     def recovered(self, session: bytes, octets: bytes) -> None:
         """A cache came back with this log: it must hold all that was acknowledged, and may hold what was not."""
-        book = self.books[session]
+        book = self.books.get(session)
+        if book is None:
+            self._early[session] = octets
+            return
         if self._rot() and book.log.startswith(octets) and book.log != octets:
             book.rewind()  # a flipped bit at the end of the journal looks like the torn end of a crash
         if not octets.startswith(book.log):
@@ -72,8 +77,10 @@ class Checkers:
 
     def gone(self, session: bytes) -> None:
         """A cache came back without this log, or cannot read it."""
-        book = self.books[session]
-        if self._rot():
+        book = self.books.get(session)
+        if book is None:
+            self._early.pop(session, None)
+        elif self._rot():
             book.rewind()
         elif book.octets:
             self._wrong(f"1: {session_path_id(session)}: its log is gone or damaged")
@@ -113,14 +120,17 @@ class Checkers:
         except Problem:
             pass  # a rogue's octets; the verifier refuses them by the same decoder
 
-    def served(self, node: Incarnation, role: str, request: Request, response: Response) -> None:
+    def served(self, node: Incarnation, role: str, peer: Peer, request: Request, response: Response) -> None:
         """A handler has answered."""
         if response.status >= 300:
             return
         path = request.path.split("/")
         if role == "cache":
-            if request.method == "GET" and path[-2] == "l":
+            if path[-2] == "l" and request.method == "GET":
                 self._log_read(_session(request.path), response.body)
+            elif path[-2] == "l" and peer.role == "verifier":
+                name, epoch = peer.uri.split("/")[2].split(".")[0], int(request.headers["kvsp-epoch"])
+                self._book_checked(_session(request.path), lambda book: book.served_by(name, epoch))
             return
         if role != "verifier":
             return
@@ -133,8 +143,13 @@ class Checkers:
                 assignment = decode(request.body, Assignment)
                 if assignment.drafter != assignment.verifier:
                     self.books[assignment.session].assigned(assignment.m_init)
+                self._named(assignment)
                 self._state(node, decode(response.body, SessionState))
-            case ("POST", ["sessions"]) | ("GET", ["sessions", _]):
+            case "POST", ["sessions"]:
+                state = decode(response.body, SessionState)
+                self._book_checked(state.session, lambda book: book.served_by(node.name, state.epoch))
+                self._state(node, state)
+            case "GET", ["sessions", _]:
                 self._state(node, decode(response.body, SessionState))
             case _:
                 pass
@@ -144,6 +159,17 @@ class Checkers:
         if request.method == "PATCH" and response.status == 409 and b"sdcp-stale-epoch" in response.body:
             epoch = int(request.headers["kvsp-epoch"])
             self._fenced.setdefault((node.name, node.number, _session(request.path)), (trio.current_time(), epoch))
+
+        if request.method == "PUT" and request.path.endswith("/drafter"):
+            assignment = decode(request.body, Assignment)
+            seq = assignment.seq
+            assert isinstance(seq, int), "our routers always send it"
+            self._book_checked(assignment.session, lambda book: book.named_by(node.number, seq))
+
+    def _named(self, assignment: Assignment) -> None:
+        seq = assignment.seq
+        assert isinstance(seq, int), "our routers always send it"
+        self._book_checked(assignment.session, lambda book: book.named(assignment.epoch, seq))
 
     def _log_read(self, session: bytes, octets: bytes) -> None:
         book = self.books.get(session)
@@ -186,6 +212,10 @@ class Checkers:
         shown = tuple(known[page.from_ : page.from_ + len(page.tokens)])
         if shown != page.tokens:
             self._wrong(f"{item}: {session_path_id(page.session)}: output at {page.from_} is not in the log")
+        elif page.epoch > book.epoch and not book.rotted:
+            self._wrong(
+                f"{item}: {session_path_id(page.session)}: output of epoch {page.epoch}, the log is at {book.epoch}"
+            )
         elif page.final and page.finish == 4 and not book.closed and not book.rotted:
             self._wrong(f"3: {session_path_id(page.session)}: a final page before the log says so")
 
@@ -199,9 +229,20 @@ class Checkers:
             self._wrong(f"3: {session_path_id(state.session)}: session-state of round {state.round} is not in the log")
 
     def _serves(self, node: Incarnation, session: bytes, epoch: int) -> None:
+        highest = self._answered.setdefault((node.name, node.number, session), epoch)
+        if epoch < highest:
+            self._wrong(
+                f"4: {node.name} answers at epoch {epoch} for {session_path_id(session)}, which it has at {highest}"
+            )
+        self._answered[node.name, node.number, session] = max(epoch, highest)
         since, lost = self._fenced.get((node.name, node.number, session), (trio.current_time(), -1))
         if since < trio.current_time() and epoch <= lost:
             self._wrong(f"4: {node.name} answers for {session_path_id(session)}, which it lost")
+
+    def _book_checked(self, session: bytes, check: Callable[[Book], None]) -> None:
+        book = self.books.get(session)
+        if book is not None and not book.rotted:
+            self._checked(session, lambda: check(book))
 
     def _checked(self, session: bytes, check: Callable[[], None]) -> None:
         try:
@@ -217,16 +258,16 @@ class Reader:
         self.tokens: list[int] = []
         self._checkers = checkers
         self._wrong = wrong
-        self._epoch = 0
+        self.epoch = 0
 
     def page(self, page: Output) -> None:
         if page.from_ != len(self.tokens):
             self._wrong(f"6: a reader with {len(self.tokens)} tokens got a page from {page.from_}")
-        if page.epoch < self._epoch:
-            self._wrong(f"6: a reader saw epoch {page.epoch} after {self._epoch}")
+        if page.epoch < self.epoch:
+            self._wrong(f"6: a reader saw epoch {page.epoch} after {self.epoch}")
         if page.tokens or page.finish == 4:
             self._checkers.page("6", page)
-        self._epoch = page.epoch
+        self.epoch = page.epoch
         self.tokens += page.tokens
 
 

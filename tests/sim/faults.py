@@ -52,6 +52,7 @@ class Faults:
             "bit_rot": self._rot,
             "object_evicted": self._evict,
             "foreign_fence": self._fence,
+            "router_doubled": self.double,
         }
         async with trio.open_nursery() as nursery:
             for name, act in acts.items():
@@ -178,6 +179,22 @@ class Faults:
         self._say(f"fences {ref} at {epoch}", "foreign_fence")
         record = write_record(FenceRecord(epoch=epoch, by=f"{STRANGER} {chance.randrange(1 << 32)}"))
         await objects.append(ref, record, epoch=epoch, if_match=content.tag)
+
+    async def double(self, chance: random.Random) -> None:
+        """A router is given up for dead and started anew, while the old process runs on; often it has only slept."""
+        node = self._world.nodes["r1"]
+        if not node.up:
+            return
+        self._say("starts a second r1", "router_doubled")
+        double = node.leave_behind()
+        self._world.doubles.append(double)
+        if chance.random() < 0.5:
+            double.pause()
+        self._world.start(node)
+        await trio.sleep(min(atlas.LONGEST_OUTAGE_S, chance.expovariate(0.3)))
+        double.resume()
+        await trio.sleep(min(atlas.LONGEST_DOUBLE_S, chance.expovariate(0.2)))
+        await self._world.end_doubles()
 
     async def fence(self) -> None:
         """For a story: fence the session that is open."""

@@ -57,6 +57,7 @@ FAULTS: Final[Mapping[str, tuple[float, float]]] = {
     "silence": (0.01, 0.1),
     # routers
     "foreign_fence": (0.03, 0.3),  # another router takes a session for its own
+    "router_doubled": (0.02, 0.1),  # another process takes its place, and it runs on
 }
 
 LADDERS: Final = (

@@ -19,6 +19,7 @@ from tests.sim import oracle
 
 CONTINUE, FINISH, FAIL = 0, 4, 5
 RESTORE_LOAD = 80
+FIRST_EPOCH = 1
 
 
 class Wrong(Exception):
@@ -41,12 +42,20 @@ class Book:
         self.caps: frozenset[int] = frozenset({opened.contract.m_max})  # what m_cap may be now
         self.verdicts: dict[tuple[int, int], bytes] = {}
         self.proposals: dict[tuple[int, int], list[Proposal]] = {}
+        self.servers: dict[int, str] = {}  # of each epoch, the verifier that opened the session or appended at it
+        self.namings: dict[int, int] = {}  # of each epoch, the highest `seq` that was accepted
+        self.namers: dict[int, int] = {}  # of each incarnation in a `seq`, the router process that used it
         self.rotted = False  # its log lost records to a flipped bit: then only what the target says can be checked
         self._digests = [_start(opened.contract, opened.prompt)]
 
     @property
     def log(self) -> bytes:
         return b"".join(self.octets)
+
+    @property
+    def epoch(self) -> int:
+        """The one at which the session may be served now."""
+        return max(FIRST_EPOCH, self.fence)
 
     @property
     def closed(self) -> bool:
@@ -62,6 +71,22 @@ class Book:
         """A drafter was named. Whether it is another one than before, only the verifier knows (decision 42)."""
         self.caps |= {min(m_init, self.contract.m_max)}
 
+    def served_by(self, verifier: str, epoch: int) -> None:
+        """Decision 30: of one epoch there is one verifier. Raises Wrong."""
+        if self.servers.setdefault(epoch, verifier) != verifier:
+            raise Wrong(f"4: epoch {epoch} lives at {verifier} and at {self.servers[epoch]}")
+
+    def named(self, epoch: int, seq: int) -> None:
+        """Decision 111: an assignment is never overtaken by an older one. Raises Wrong."""
+        if seq < self.namings.setdefault(epoch, seq):
+            raise Wrong(f"4: seq {seq} was accepted after {self.namings[epoch]} at epoch {epoch}")
+        self.namings[epoch] = seq
+
+    def named_by(self, process: int, seq: int) -> None:
+        """Decision 111: each life of a router that takes the session up has an incarnation of its own. Raises Wrong."""
+        if self.namers.setdefault(seq >> 32, process) != process:
+            raise Wrong(f"4: routers {self.namers[seq >> 32]} and {process} share incarnation {seq >> 32}")
+
     def rewind(self) -> None:
         """The log is gone, or shorter than it was: begin anew from what is read."""
         self.rotted = True
@@ -75,6 +100,10 @@ class Book:
         self.octets.append(octets)
         if record.epoch < self.fence:
             raise Wrong(f"4: a record of epoch {record.epoch} was appended behind a fence at {self.fence}")
+        if isinstance(record, FenceRecord) and record.epoch <= self.epoch:
+            raise Wrong(f"4: a fence at {record.epoch} in a log of epoch {self.epoch}")
+        if not isinstance(record, FenceRecord) and record.epoch > self.epoch:
+            raise Wrong(f"4: a record of epoch {record.epoch} without a fence at it")
         match record:
             case FenceRecord():
                 self.fence = record.epoch

@@ -110,18 +110,30 @@ class SimNode:
         finally:
             own.alive = False
             own.over.set()
-            self.role = None
-            self.incarnation = None
-            self._withdraw()
+            if self.incarnation is own:
+                self._let_go()
 
-    async def crash(self) -> None:
-        """End the process without its doing. Returns when nothing of it is left."""
+    def leave_behind(self) -> Incarnation:
+        """The process runs on, but is no longer what the node is: nobody reaches it, and another may be started."""
         own = self.incarnation
+        assert own is not None
+        self._let_go()
+        return own
+
+    def _let_go(self) -> None:
+        self.role = None
+        self.incarnation = None
+        self._withdraw()
+
+    async def crash(self, left_behind: Incarnation | None = None) -> None:
+        """End the process, or one left behind, without its doing. Returns when nothing of it is left."""
+        own = left_behind or self.incarnation
         if own is None:
             return
         self._trace.say(self.name, "crashes")
         own.alive = False
-        self._withdraw()
+        if left_behind is None:
+            self._withdraw()
         own.resume()
         if own.nursery is not None:
             own.nursery.cancel_scope.cancel()

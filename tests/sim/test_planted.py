@@ -14,11 +14,29 @@ import trio
 from msgspec.structs import replace
 
 from sdcpd.cache import journal, log_batch
-from sdcpd.protocol import acceptance, digests, escalation, prefix, rounds, session
-from sdcpd.protocol.commit_log import FenceRecord, OurRecordAbsent, log_tag, look_for, read_records
-from sdcpd.protocol.messages import Output, Proposal, Verdict
+from sdcpd.protocol import acceptance, digests, escalation, log_history, prefix, rounds, session, takeover
+from sdcpd.protocol.commit_log import (
+    CommitRecord,
+    FenceRecord,
+    OurRecordAbsent,
+    log_tag,
+    look_for,
+    read_records,
+    write_record,
+)
+from sdcpd.protocol.encoding import encode_tokens
+from sdcpd.protocol.failover import Failover, Stage
+from sdcpd.protocol.log_history import History, read_history
+from sdcpd.protocol.messages import Output, Proposal, SessionOpen, Verdict
+from sdcpd.protocol.named_drafter import NamedDrafter
+from sdcpd.protocol.opening import Opening, Overtaken
+from sdcpd.protocol.placement_values import Publish, Refused, Stored
 from sdcpd.protocol.session import Session
+from sdcpd.protocol.takeover import Takeover
+from sdcpd.roles import adoption, resume
+from sdcpd.roles import router as router_module
 from sdcpd.roles.hosted import Hosted
+from sdcpd.roles.session_task import SessionTask
 from tests.sim import report
 from tests.sim.options import DrafterPlan, SimOptions
 from tests.sim.world import CRASH, NO_PROGRESS, WRONG, run_options
@@ -129,7 +147,7 @@ def epoch_not_checked(patch: Patch) -> None:
 
 
 def base_not_checked(patch: Patch) -> None:
-    patch.setattr(Session, "_check_base", lambda self, proposal: None)
+    patch.setattr(session, "check_base", lambda proposal, at, state: None)
 
 
 def vocabulary_not_checked(patch: Patch) -> None:
@@ -230,12 +248,162 @@ def lost_answer_waited_for(patch: Patch) -> None:
     patch.setattr(Hosted, "_look", waits)
 
 
+# Failover and restart
+
+
+def taken_at_its_word(message: SessionOpen, prompt: tuple[int, ...], tokens: tuple[int, ...], log: bytes) -> Takeover:
+    """A resume as a verifier would take it that believes the router: the log as it would have to be for it."""
+    assert not isinstance(message.resume, msgspec.UnsetType)
+    entries = read_records(log)
+    kept = [raw for one, raw in entries if not isinstance(one, CommitRecord) or one.round <= message.resume.round]
+    if not any(isinstance(one, FenceRecord) and one.epoch == message.epoch for one, _ in entries):
+        kept.append(write_record(FenceRecord(epoch=message.epoch)))
+    taken = takeover.take_over(message, prompt, tokens, b"".join(kept))
+    return replace(taken, history=replace(taken.history, tag=log_tag([log]), records=len(entries)))
+
+
+def fence_not_awaited(patch: Patch) -> None:
+    """The session is opened elsewhere while its fence is only meant to be written."""
+
+    def early(self: Failover, epoch: int, history: History | None, now: float) -> None:
+        self._history = history or read_history(b"", self._plan.contract, self._plan.prompt)
+        self._epoch, self.stage = epoch, Stage.PUBLISHING
+        octets = encode_tokens(self._history.tokens)
+        self.lane.postpone(Publish(ref=self._tokens_ref(self._history), octets=octets), now + 0.5)
+
+    patch.setattr(Failover, "_fence", early)
+    patch.setattr(resume, "take_over", taken_at_its_word)
+
+
+def stale_resume_believed(patch: Patch) -> None:
+    """The session is resumed a round before the last, and neither digest nor log is compared with that."""
+    look = Failover._look
+
+    def stale(self: Failover, octets: bytes, now: float) -> Any:
+        found, history = look(self, octets, now), self._history
+        if self.stage is Stage.PUBLISHING and history is not None and history.round > 1:
+            *before, last = history.commits
+            tokens = history.tokens[: -len(last.emitted)]
+            self._history = replace(history, commits=tuple(before), tokens=tokens, digest=before[-1].digest)
+            self.lane.send(Publish(ref=self._tokens_ref(self._history), octets=encode_tokens(tokens)), now)
+        return found
+
+    patch.setattr(Failover, "_look", stale)
+    patch.setattr(resume, "take_over", taken_at_its_word)
+
+
+def epoch_not_raised(patch: Patch) -> None:
+    """The fence names the epoch that is in use."""
+
+    def same(self: Failover, now: float) -> Any:
+        return self._fence(
+            max(self._history.epoch if self._history is not None else 0, self._epoch), self._history, now
+        )
+
+    patch.setattr(Failover, "_fence_next", same)
+
+
+def two_routers_open(patch: Patch) -> None:
+    """Any fence counts as one's own, and nobody looks whose the directory record is."""
+    look, recorded = Failover._look, Opening._recorded
+
+    def mistakes(self: Failover, octets: bytes, now: float) -> Any:
+        fences = [one for one, _ in read_records(octets) if isinstance(one, FenceRecord)]
+        if fences and isinstance(fences[-1].by, str):
+            self._author = fences[-1].by
+        return look(self, octets, now)
+
+    def careless(self: Opening, outcome: Any, now: float) -> Any:
+        taken = isinstance(outcome, Refused) and outcome.status == 412
+        return recorded(self, Stored(self.tag or "") if taken else outcome, now)
+
+    patch.setattr(Failover, "_look", mistakes)
+    patch.setattr(Opening, "_recorded", careless)
+
+
+def session_taken_up_twice(patch: Patch) -> None:
+    """A router that starts claims the sessions as well that it has begun since."""
+    claim = adoption.claim_sessions
+
+    async def all_of_them(ports: Any, **told: Any) -> None:
+        await claim(ports, **(told | {"known": lambda session: False}))
+
+    patch.setattr(router_module, "claim_sessions", all_of_them)
+
+
+def incarnation_not_raised(patch: Patch) -> None:
+    patch.setattr(adoption, "replace", lambda record, incarnation, **told: replace(record, **told))
+
+
+def older_seq_accepted(patch: Patch) -> None:
+    """A router of an earlier life names drafters beside the one that took its session up."""
+    patch.setattr(NamedDrafter, "check_seq", lambda self, assignment, state: None)
+
+
+def lost_still_answers(patch: Patch) -> None:
+    """A verifier that met the fence goes on to serve the output that it has."""
+    output = Session.output
+
+    def lingering(self: Session, from_: int) -> Output | None:
+        stopped, self.stopped = self.stopped, None
+        try:
+            return output(self, from_)
+        finally:
+            self.stopped = stopped
+
+    patch.setattr(Session, "output", lingering)
+
+
+def adopted_at_the_first_epoch(patch: Patch) -> None:
+    """A router that restarted believes for a while that nothing had happened to its sessions."""
+
+    def begin(self: SessionTask, now: float) -> Any:
+        return self.placement.start(now) if self._adopted is None else self.placement.adopt(1, self._adopted.tag, now)
+
+    patch.setattr(SessionTask, "_begin", begin)
+
+
+def closed_log_resumed(patch: Patch) -> None:
+    patch.setattr(log_history, "_ending", lambda seen, contract, tokens: None)
+
+
+def counters_forgotten(patch: Patch) -> None:
+    """The ladder starts anew at each verifier."""
+    patch.setattr(takeover, "_counters", lambda history, contract: escalation.Counters(limit=contract.m_max))
+
+
+def own_record_is_anothers(patch: Patch) -> None:
+    """A directory record at another tag than the last one told is another router's."""
+    recorded = Opening._recorded
+
+    def hasty(self: Opening, outcome: Any, now: float) -> Any:
+        if isinstance(outcome, Refused) and outcome.status == 412:
+            self._lane.clear()
+            return Overtaken()
+        return recorded(self, outcome, now)
+
+    patch.setattr(Opening, "_recorded", hasty)
+
+
+def claims_given_up(patch: Patch) -> None:
+    """A session whose record cannot be had at once is left alone."""
+    claim = adoption._claim
+
+    async def impatient(*told: Any) -> Any:
+        with trio.move_on_after(1.0):
+            return await claim(*told)
+        return None
+
+    patch.setattr(adoption, "_claim", impatient)
+
+
 class Plant(msgspec.Struct, frozen=True):
     """`faults` are switched on besides; `kinds` are the ways in which it may show."""
 
     do: Callable[[Patch], None]
     faults: Mapping[str, float] = {}
     drafters: tuple[DrafterPlan, ...] = HONEST
+    shape: Mapping[str, Any] = {}
     kinds: tuple[int, ...] = (WRONG,)
     item: str = ""
 
@@ -260,6 +428,24 @@ PLANTS = (
     Plant(lost_answer_is_failure, {"append_unanswered": 0.1}, item="2:"),
     Plant(journal_not_synced, {"cache_crash": 0.3}, item="1:"),
     Plant(lost_answer_waited_for, {"append_unanswered": 0.1}, kinds=(NO_PROGRESS,)),
+    Plant(fence_not_awaited, {"verifier_crash": 0.3}, item="4:"),
+    Plant(stale_resume_believed, {"verifier_crash": 0.3, "foreign_fence": 0.2}, item="2:"),
+    Plant(epoch_not_raised, {"foreign_fence": 0.3}, item="4:"),
+    Plant(
+        two_routers_open,
+        {"router_doubled": 0.5, "verifier_crash": 0.5},
+        shape={"verifiers": 2, "ttl_ms": 20000, "pass_s": 0.2},
+        item="4:",
+    ),
+    Plant(session_taken_up_twice, {"router_crash": 0.3, "cache_crash": 0.3}, kinds=(WRONG, NO_PROGRESS, CRASH)),
+    Plant(incarnation_not_raised, {"router_crash": 0.3}, item="4: routers"),
+    Plant(older_seq_accepted, {"router_doubled": 0.3}, item="4: seq"),
+    Plant(lost_still_answers, {"foreign_fence": 0.5}, item="4:"),
+    Plant(adopted_at_the_first_epoch, {"foreign_fence": 0.4, "router_crash": 0.3}, item="6:"),
+    Plant(closed_log_resumed, {"verifier_crash": 0.3, "router_crash": 0.2}, kinds=(WRONG, NO_PROGRESS, CRASH)),
+    Plant(counters_forgotten, {"foreign_fence": 0.5}, item="9:"),
+    Plant(own_record_is_anothers, {"answer_lost": 0.1, "verifier_crash": 0.3}, kinds=(NO_PROGRESS,)),
+    Plant(claims_given_up, {"router_crash": 0.3, "cache_crash": 0.3}, kinds=(NO_PROGRESS,)),
 )
 
 
@@ -269,6 +455,7 @@ def test_a_planted_fault_is_found(plant: Plant) -> None:
     for seed in range(1000, 1000 + SEEDS):
         options = SimOptions.from_seed(seed)
         options = replace(options, faults={**options.faults, **plant.faults}, drafters=plant.drafters)
+        options = replace(options, **plant.shape)
         with pytest.MonkeyPatch.context() as patch:
             plant.do(patch)
             outcome = run_options(options)

@@ -185,3 +185,69 @@ def test_a_client_that_leaves_frees_all_that_it_held() -> None:
     clients = (client(leaves_after=5), client(begins_s=8.0, max_new=5))
     assert told(story, clients=clients).ends == {"left": 1, "finished": 1}
     assert held == [(0, 0, 0)]
+
+
+def test_a_session_walks_from_verifier_to_verifier() -> None:
+    """6.9: twice its verifier dies, the one it went to included; the answer goes on without gap or repeat."""
+    epochs: list[int] = []
+
+    async def story(world: World) -> None:
+        for length in (15, 40):
+            await until(lambda length=length: committed(world) >= length)  # type: ignore[misc]
+            (book,) = world.checkers.books.values()
+            epochs.append(book.epoch)
+            await world.crash(world.nodes[book.servers[book.epoch]], power=False)
+        await until(lambda: all(one.ended is not None for one in world.clients))
+        epochs.extend(book.epoch for book in world.checkers.books.values())
+
+    assert told(story, verifiers=3).ends == {"finished": 1}
+    assert epochs == [1, 2, 3]
+
+
+def test_a_router_that_another_took_the_place_of_only_reads_on() -> None:
+    """106, 111: the old process does not know of it; its client gets the whole answer, by whichever router."""
+    served: list[tuple[dict[int, int], int]] = []
+
+    async def story(world: World) -> None:
+        await until(lambda: committed(world) >= 10)
+        world.doubles.append(world.nodes["r1"].leave_behind())
+        world.start(world.nodes["r1"])
+        await until(lambda: committed(world) >= 90)
+        served.extend((book.namers, book.fence) for book in world.checkers.books.values())
+        await trio.sleep_forever()
+
+    assert told(story, clients=(client(max_new=100),)).ends == {"finished": 1}
+    ((namers, fence),) = served
+    assert namers == {1: 1, 2: 2}, "each names under its own incarnation"
+    assert fence == 0, "and nobody had to fence"
+
+
+def test_a_request_whose_router_goes_before_its_session_began_is_made_anew() -> None:
+    """404 says that nothing was begun: the directory record is written before anything else (106)."""
+    asked: list[int] = []
+
+    async def story(world: World) -> None:
+        world.network.cut("r1", "c1", trio.current_time() + 2.0)
+        await until(lambda: world.clients[0].session is not None)
+        asked.append(len(world.checkers.asked))
+        await world.crash(world.nodes["r1"], power=False)
+        await trio.sleep(1.0)
+        world.start(world.nodes["r1"])
+        await until(lambda: committed(world) > 0)
+        asked.append(len(world.checkers.asked))
+        await trio.sleep_forever()
+
+    assert told(story).ends == {"finished": 1}
+    assert asked == [1, 2]
+
+
+def test_a_full_disk_delays_a_failover_and_nothing_else() -> None:
+    async def story(world: World) -> None:
+        await until(lambda: committed(world) >= 10)
+        world.disk.capacity_bytes = world.disk.used_bytes
+        await world.crash(world.nodes["v1"], power=False)
+        await trio.sleep(6.0)
+        world.disk.capacity_bytes = None
+        await trio.sleep_forever()
+
+    assert told(story, verifiers=2).ends == {"finished": 1}

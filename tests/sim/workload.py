@@ -10,7 +10,7 @@ import trio
 from msgspec import UNSET, Struct
 
 from sdcpd.protocol.messages import Output
-from sdcpd.protocol.terms import Action
+from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.generation import Generation, GenerationRefused, GenerationRequest
 from sdcpd.roles.ports import Refusal
 from sdcpd.roles.router import Router
@@ -88,6 +88,7 @@ class Client:
                 await process.gate()
                 async with router.generation(request) as generation:
                     self.session = generation.session
+                    self._world.checkers.asked[self.session] = None
                     self._world.trace.say(self.name, f"asks: {generation.session.hex()[:6]}")
                     await self._read(generation, process)
             except GenerationRefused as refused:
@@ -114,12 +115,17 @@ class Client:
         if not page.final:
             return False
         reason = "" if page.reason is UNSET else page.reason
-        detail = ""
         placement = getattr(generation, "placement", None)
-        if placement is not None and placement.ending is not None:
-            detail = placement.ending.detail
+        ending = placement.ending if placement is not None else None
+        detail = self._detail(page.session) if ending is None else ending.detail
         self._end("finished" if page.finish is Action.FINISH else "failed", reason, detail)
         return True
+
+    def _detail(self, session: bytes) -> str:
+        """What the router would tell its operator of an end that was read by the network."""
+        router, name = self._world.nodes["r1"].role, session_path_id(session)
+        views = router.snapshot().sessions if isinstance(router, Router) else ()
+        return next((view.detail or "" for view in views if view.session == name), "")
 
     def _end(self, how: str, reason: str = "", detail: str = "") -> None:
         self.ended = Ended(how, reason, detail, len(self._reader.tokens))
@@ -132,7 +138,9 @@ class Client:
             with trio.move_on_after(READ_LIMIT_S):
                 page = await peers.read_output(self._world.nodes["r1"].uri, session, len(self._reader.tokens), POLL_S)
             if isinstance(page, Output):
-                self._took(page, None)
+                # 6.7: what a double says of an epoch that is over is discarded. One router alone never goes back.
+                if page.epoch >= self._reader.epoch or not self._world.inject.any("router_doubled"):
+                    self._took(page, None)
             elif isinstance(page, Refusal) and page.status == 404 and not self._world.checkers.recorded(session):
                 return  # its router went before the session began: it is asked for anew
             elif isinstance(page, Refusal) and page.status in (404, 410):

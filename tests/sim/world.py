@@ -94,6 +94,7 @@ class World(Taps):
         self.network = SimNetwork(random.Random(f"{seed} network"), self.inject, self.trace, self._spawn, self)
         self.clocks: dict[str, SimClock] = {}
         self.nodes: dict[str, SimNode] = {}
+        self.doubles: list[Incarnation] = []  # routers that run on although another process is in their place
         self.clients = [Client(self, f"k{number}", plan) for number, plan in enumerate(options.clients)]
         self.cache_uri = _uri("c1", "cache")
         self._router_uri = _uri("r1", "router")
@@ -179,6 +180,7 @@ class World(Taps):
         self.inject.over = True
         self.network.heal()
         self.disk.capacity_bytes = None
+        await self.end_doubles()
         for node in self.nodes.values():
             if node.incarnation is None:
                 self.start(node)
@@ -266,6 +268,11 @@ class World(Taps):
                 self.trace.say("!", "c1 loses its power" if power else "c1 is killed")
                 self.disk.lose_power() if power else self.disk.kill()
 
+    async def end_doubles(self) -> None:
+        with trio.CancelScope(shield=True):
+            while self.doubles:
+                await self.nodes["r1"].crash(self.doubles.pop())
+
     def client_peers(self, name: str) -> PeerClient:
         """For a client that reads by the network."""
         peer = Peer(uri=f"https://{name}.sim/client/", role="client")
@@ -301,7 +308,7 @@ class World(Taps):
         """A cache that came back is compared with what it had acknowledged."""
         if not isinstance(role, Cache):
             return
-        for session in list(self.checkers.books):
+        for session in list(self.checkers.asked):
             await self._compare_log(role, session)
 
     async def _compare_logs(self) -> None:
@@ -425,7 +432,7 @@ class World(Taps):
             self.checkers.arrived(peer, request)
 
     def served(self, node: Incarnation, uri: str, peer: Peer, request: Request, response: Response) -> None:
-        self.checkers.served(node, uri.split("/")[-2], request, response)
+        self.checkers.served(node, uri.split("/")[-2], peer, request, response)
 
     def heard(self, caller: Incarnation, uri: str, request: Request, response: Response) -> None:
         self.checkers.heard(caller, request, response)

@@ -12,7 +12,7 @@ from torch import Tensor
 from sdcpd.engine.linear import Linear
 from tests.device import __main__ as command
 from tests.device import check
-from tests.device.shapes import SHAPES
+from tests.device.shapes import EXACT, SHAPES
 
 SMALL = ["--device", "cpu", "--shape", "tiny", "--trials", "8", "--json"]
 
@@ -27,7 +27,7 @@ def test_the_proofs_hold_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     found = figures(capsys)
     assert found["broken"] == []
     names = found["figures"].keys()
-    assert {f"equality.{name}.cut_and_mixed" for name in check.EXACT} <= names
+    assert {f"equality.{name}.cut_and_mixed" for name in EXACT} <= names
     assert {"bits.bf16.batch_invariant.passes_changed", "bits.int8.fast.passes_changed"} <= names
     assert all(found["figures"][name] == 0 for name in names if "pages_lost" in name)
 
@@ -50,7 +50,7 @@ def test_a_wrong_model_is_found(capsys: pytest.CaptureFixture[str], monkeypatch:
         return product + 0.05 * product.mean(0)
 
     monkeypatch.setattr(Linear, "__call__", mixing)
-    monkeypatch.setattr(check, "EXACT", {"plain": check.EXACT["plain"]})
+    monkeypatch.setattr(check, "EXACT", {"plain": EXACT["plain"]})
     assert command.main([*SMALL, "--only", "equality"]) == command.BROKEN
     output = capsys.readouterr().out
     assert "does NOT hold" in output

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sdcpd.engine.batch import Batch
-from sdcpd.engine.spans import Drawn, Kept, Row, Weighed
+from sdcpd.engine.draft_rows import sample_drafts
+from sdcpd.engine.spans import Drawn, Kept, Row, Sampled, Weighed
 from sdcpd.engine.target_rows import read_rows, target_masses
 from sdcpd.protocol.distributions import SCALE
 
@@ -39,6 +40,7 @@ def judge_pass(logits: Tensor, batch: Batch) -> list[tuple[Row, ...]]:
         return [tuple(rows[span]) for span in spans]
     answers: list[tuple[Row, ...]] = [()] * len(spans)
     judged: list[tuple[int, Judged]] = []
+    sampled: list[tuple[int, Sampled]] = []
     for place, (judge, tokens) in enumerate(batch.judged):
         match judge:
             case None:
@@ -48,6 +50,12 @@ def judge_pass(logits: Tensor, batch: Batch) -> list[tuple[Row, ...]]:
                 shelf.logits = logits[spans[place]].clone()
             case Drawn() | Weighed():
                 judged.append((place, (judge, tokens)))
+            case Sampled():
+                sampled.append((place, judge))
+    if sampled:
+        drafts = sample_drafts(logits[[ends[place] - 1 for place, _ in sampled]], [judge for _, judge in sampled])
+        for (place, _), row in zip(sampled, drafts, strict=True):
+            answers[place] = (row,)
     for part in _parts(judged, batch.row_counts, logits.shape[-1]):
         rows_of_part = torch.cat([logits[spans[place]] for place, _ in part])
         for (place, _), answer in zip(part, judge_rows(rows_of_part, [one for _, one in part]), strict=True):

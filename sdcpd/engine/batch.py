@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdcpd.engine.block_tables import BlockTable
-from sdcpd.engine.spans import Judge, Span
+from sdcpd.engine.spans import Drawn, Judge, Kept, Sampled, Span, Weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class Batch:
     """A finished order for the worker. The first three lists are parallel: one entry a token of the pass.
 
     `wanted` holds the places of the tokens whose logits are asked for, span by span; `row_counts` how many of them each
-    span has, `judged` what judges them, beside the
-    span's tokens.
+    span has, `judged` what judges them, beside the tokens whose rows they are.
     """
 
     tokens: list[int]
@@ -67,7 +66,7 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabula
         end = span.start + count
         assert count >= 1
         assert 0 <= span.rows <= count
-        assert span.judge is None or span.rows == count, "a judge needs a row for each token"
+        assert _wants(span.judge, span), "a judge needs a row for each value, of proposed tokens for each token"
         assert span.start <= table.length, "no hole before a span"
         assert end <= table.capacity_tokens, "pages are reserved before a pass"
         assert 0 <= min(span.tokens) <= max(span.tokens) < vocabulary, "token ids are checked where they come in"
@@ -84,5 +83,17 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabula
         tuple(segments),
         wanted,
         tuple(span.rows for span in spans),
-        tuple((span.judge, span.tokens) for span in spans),
+        tuple((span.judge, span.tokens[len(span.tokens) - span.rows :]) for span in spans),
     )
+
+
+def _wants(judge: Judge | None, span: Span) -> bool:
+    match judge:
+        case None:
+            return True
+        case Drawn(uniforms=uniforms):
+            return span.rows == len(uniforms)
+        case Sampled():
+            return span.rows == 1
+        case Weighed() | Kept():
+            return span.rows == len(span.tokens)

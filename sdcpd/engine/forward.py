@@ -23,6 +23,8 @@ from sdcpd.engine.acceptance import judge_pass, judge_rows
 from sdcpd.engine.batch import Batch, plan_batch
 from sdcpd.engine.block_tables import BlockTable
 from sdcpd.engine.device import DTYPES, choose, free_bytes
+from sdcpd.engine.draft_rows import in_full
+from sdcpd.engine.draft_vocabulary import read_draft_vocabulary
 from sdcpd.engine.invariance import rows_keep_their_bits
 from sdcpd.engine.model import Decoder
 from sdcpd.engine.model_config import ModelConfig, ModelRefused, read_model_config
@@ -40,8 +42,18 @@ _WARM_UP_TOKENS: Final = 8
 class Engine:
     """A loaded model. See the module for who may call what from where."""
 
-    def __init__(self, info: EngineInfo, decoder: Decoder, pool: PagePool, device: torch.device, threads: int) -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        decoder: Decoder,
+        pool: PagePool,
+        device: torch.device,
+        threads: int,
+        head_tokens: torch.Tensor | None = None,
+    ) -> None:
+        """`head_tokens` int64: the token of each row of the head, rising, where these are not all."""
         self.info = info
+        self._head_tokens = None if head_tokens is None else head_tokens.tolist()
         self.pool = pool
         self._decoder = decoder
         self._device = device
@@ -51,11 +63,17 @@ class Engine:
 
     @classmethod
     def load(
-        cls, settings: EngineSettings, progress: Progress | None = None, digest_cache: Path | None = None
+        cls,
+        settings: EngineSettings,
+        progress: Progress | None = None,
+        digest_cache: Path | None = None,
+        *,
+        drafts: bool = False,
     ) -> "Engine":
         """Read a model and run one pass. Blocks for seconds or minutes. Raises ModelRefused.
 
-        `digest_cache` is a folder where hashes of weight files are kept.
+        `digest_cache` is a folder where hashes of weight files are kept. A model that only `drafts` may have a head
+        over a part of the vocabulary; a target with one is refused, for the tokens that it never says.
         """
         tell: Progress = progress or (lambda _step, _fraction: None)
         folder = Path(settings.model)
@@ -68,6 +86,7 @@ class Engine:
         )
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        head_tokens = read_draft_vocabulary(folder, config.vocabulary) if drafts else None
         weights = load_weights(
             folder,
             config,
@@ -76,8 +95,10 @@ class Engine:
             lambda fraction: tell("weights", fraction),
             int8=quantization == "int8",
             invariant=wants_invariance(settings, device),
+            head_tokens=head_tokens,
         )
-        return cls.assemble(settings, config, weights, model=model, tokenizer=tokenizer, tell=tell)
+        digests = {"model": model, "tokenizer": tokenizer}
+        return cls.assemble(settings, config, weights, **digests, tell=tell, head_tokens=head_tokens)
 
     @classmethod
     def assemble(
@@ -89,10 +110,12 @@ class Engine:
         model: bytes = bytes(32),
         tokenizer: bytes = bytes(32),
         tell: Progress = lambda _step, _fraction: None,
+        head_tokens: torch.Tensor | None = None,
     ) -> "Engine":
         """An engine of weights that are there already, made for the device, dtype and numerics of `settings`.
 
-        `model` and `tokenizer` are the digests it goes by. Runs one pass. Raises ModelRefused.
+        `model` and `tokenizer` are the digests it goes by; `head_tokens` as in the constructor. Runs one pass.
+        Raises ModelRefused.
         """
         device, dtype = choose(settings)
         invariant = wants_invariance(settings, device)
@@ -111,7 +134,7 @@ class Engine:
             weights_bytes=weights.octets,
         )
         decoder = Decoder(config, weights, device, DTYPES[dtype], invariant=invariant)
-        engine = cls(info, decoder, pool, device, settings.threads)
+        engine = cls(info, decoder, pool, device, settings.threads, head_tokens)
         tell("warm-up", 0.0)
         engine._warm_up()
         if invariant and not rows_keep_their_bits(engine):
@@ -168,7 +191,10 @@ class Engine:
 
     def run(self, batch: Batch) -> list[tuple[Row, ...]]:
         """Compute a planned pass: for each span, in order, its wanted rows. In the worker thread."""
-        return judge_pass(self.compute(batch), batch)
+        answers = judge_pass(self.compute(batch), batch)
+        if self._head_tokens is None:
+            return answers
+        return [tuple(in_full(row, self._head_tokens) for row in rows) for rows in answers]
 
     def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
         """Judge what a pass left on a shelf, for the span that had these tokens. In the worker thread."""
@@ -190,7 +216,7 @@ class Engine:
             self.pool.page_tokens,
         )
         if not batch.wanted:
-            return states.new_empty((0, self.info.vocabulary))
+            return states.new_empty((0, len(self._head_tokens or ()) or self.info.vocabulary))
         if len(batch.wanted) < len(states):
             states = states[self._tensor(batch.wanted)]
         return self._decoder.logits(states)

@@ -11,7 +11,7 @@ How rows are judged travels with the span, so that a row of a whole vocabulary n
 from msgspec import Struct
 
 from sdcpd.protocol.distributions import Profile
-from sdcpd.protocol.draft_rows import CheckedRow
+from sdcpd.protocol.draft_rows import CheckedRow, DraftRow
 from sdcpd.protocol.draws import RoundDraws
 
 
@@ -49,14 +49,22 @@ class Kept(Struct, frozen=True):
     shelf: Shelf
 
 
-Judge = Drawn | Weighed | Kept
+class Sampled(Struct, frozen=True):
+    """A draft under rule 2: the span's one row answers a token drawn from what the profile leaves of it, and with it
+    the row it was drawn from. The profile has a top-k; `uniform` in [0, 1) is the drafter's own."""
+
+    profile: Profile
+    uniform: float
+
+
+Judge = Drawn | Weighed | Kept | Sampled
 
 
 class Span(Struct, frozen=True):
     """Tokens of one sequence to run in one pass.
 
     `start` is the position of `tokens[0]`; the KV before it is valid, what stands from there on is overwritten.
-    Logits are wanted for the last `rows` tokens, 0 <= rows <= len(tokens); with a judge these are all of them.
+    Logits are wanted for the last `rows` tokens, 0 <= rows <= len(tokens). A judge of proposed tokens wants all.
     """
 
     sequence: int
@@ -73,11 +81,14 @@ class Row(Struct, frozen=True):
     minus the second best logit, 0.0 on a tie. A judged row has the token that was drawn or accepted, and an infinite
     margin: nothing else was near. When `finite` is false some logit was NaN or +Inf, or all were -Inf: neither
     `token` nor `margin` means anything and the session must fail (nothing may be committed from it).
+
+    `drafted` is the row of q from which a Sampled token was drawn.
     """
 
     token: int
     margin: float
     finite: bool
+    drafted: DraftRow | None = None
 
 
 class EngineInfo(Struct, frozen=True):

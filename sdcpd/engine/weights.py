@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sdcpd.engine.draft_vocabulary import BACK, MAP
 from sdcpd.engine.linear import TILE_ROWS, Linear, can_pack, can_use_int8_kernel, keeps_bits
 from sdcpd.engine.mlp import GatedMlp, Mixture
 from sdcpd.engine.model_config import Experts, ModelConfig, ModelRefused
@@ -113,16 +114,18 @@ def load_weights(
     *,
     int8: bool = False,
     invariant: bool = False,
+    head_tokens: Tensor | None = None,
 ) -> Weights:
     """Read, cast to `dtype` and place all weights; quantise or pack them where that is asked or possible.
 
-    `invariant`: give linear layers that do not keep their bits in company tiles. Raises ModelRefused.
+    `invariant`: give linear layers that do not keep their bits in company tiles. `head_tokens` are those that
+    the head has a row for, where these are not all (draft_vocabulary.py). Raises ModelRefused.
     """
 
     def fill(places: dict[str, _Place]) -> None:
-        _fill(folder, config, places, progress)
+        _fill(folder, config, places, progress, () if head_tokens is None else (MAP, BACK))
 
-    return _made(config, device, dtype, fill, int8=int8, invariant=invariant)
+    return _made(config, device, dtype, fill, int8=int8, invariant=invariant, head_tokens=head_tokens)
 
 
 def random_weights(
@@ -161,21 +164,22 @@ def _made(
     *,
     int8: bool,
     invariant: bool,
+    head_tokens: Tensor | None = None,
 ) -> Weights:
     """All places, filled, then brought into the form that passes use."""
     # Int8 weights are made on the host: the device never has to hold the model twice.
     places = _Places(device, dtype, torch.device("cpu") if int8 else device)
     embedding = places.single("model.embed_tokens.weight", config.vocabulary, config.hidden)
+    rows = config.vocabulary if head_tokens is None else len(head_tokens)
     head = embedding
     if not config.tied:
-        head = places.stacked({"lm_head.weight": config.vocabulary}, config.hidden, device=places.linears)
-    weights = Weights(
-        embedding=embedding,
-        layers=tuple(_layer(places, config, number) for number in range(config.layers)),
-        norm=places.single("model.norm.weight", config.hidden),
-        head=Linear(head, None),
-    )
+        head = places.stacked({"lm_head.weight": rows}, config.hidden, device=places.linears)
+    layers = tuple(_layer(places, config, number) for number in range(config.layers))
+    norm = places.single("model.norm.weight", config.hidden)
     fill(places.by_name)
+    if config.tied and head_tokens is not None:
+        head = embedding[head_tokens.to(device)]
+    weights = Weights(embedding=embedding, layers=layers, norm=norm, head=Linear(head, None))
     if int8:
         kernel = can_use_int8_kernel(device, dtype)
         for linear in weights.linears:
@@ -246,7 +250,11 @@ def _linear(places: _Places, parent: str, heights: dict[str, int], width: int, b
 
 
 def _fill(
-    folder: Path, config: ModelConfig, places: dict[str, _Place], progress: Callable[[float], None] | None
+    folder: Path,
+    config: ModelConfig,
+    places: dict[str, _Place],
+    progress: Callable[[float], None] | None,
+    read_elsewhere: tuple[str, ...],
 ) -> None:
     """Copy every tensor of the checkpoint to its place."""
     filled: set[str] = set()
@@ -261,7 +269,7 @@ def _fill(
                         _put(folder / file, name, tensors.get_tensor(name), places[name])
                         filled.add(name)
                     elif not (_NO_PARAMETER.fullmatch(name) or (config.tied and name == "lm_head.weight")):
-                        unknown.append(name)
+                        unknown += [name] if name not in read_elsewhere else []
                     if progress is not None:
                         progress(len(filled) / len(places))
         except (SafetensorError, OSError) as error:

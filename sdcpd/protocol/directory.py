@@ -28,6 +28,7 @@ class DirectoryRecord(Message, frozen=True, kw_only=True):
     m_init: Uint = field(name="sdcpd_m_init")
     speculation: bool = field(default=True, name="sdcpd_speculation")
     vocabulary: Uint | UnsetType = field(default=UNSET, name="sdcpd_vocabulary")
+    claim: str | UnsetType = field(default=UNSET, name="sdcpd_claim")  # a nonce of its writer: no two write the same
 
 
 def write_directory_record(
@@ -46,6 +47,7 @@ def write_directory_record(
             m_init=plan.m_init,
             speculation=plan.speculation,
             vocabulary=UNSET if plan.vocabulary is None else plan.vocabulary,
+            claim=plan.nonce or UNSET,
         )
     )
 

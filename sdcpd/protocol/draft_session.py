@@ -16,8 +16,9 @@ An assignment that arrives while a proposal is out is kept aside until the outco
 have decided the round before it answered the router (43). A higher epoch is the exception: its verifier is another
 one, the old proposal can no longer be committed, so it is forgotten at once and its outcome ignored.
 
-The machine knows no tasks, clocks, sources or addresses; `now` is passed in. Proposing ahead on the assumption of full
-acceptance (59) is not built: the sources that exist draft faster than a verdict is read.
+The machine knows no tasks, clocks, sources or addresses; `now` is passed in. What is drafted ahead on the assumption of
+full acceptance (59) is none of its business: it is proposed like any other draft, once this machine holds the digest
+that it was made for.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sdcpd.protocol.directory import write_directory_record
+from sdcpd.protocol.directory import read_directory_record, write_directory_record
 from sdcpd.protocol.failover import Resumable
 from sdcpd.protocol.messages import SessionState
 from sdcpd.protocol.placement_values import (
@@ -24,6 +24,8 @@ from sdcpd.protocol.placement_values import (
     Outcome,
     Patience,
     Plan,
+    ReadRecord,
+    RecordText,
     Refused,
     Stored,
     WriteRecord,
@@ -32,12 +34,13 @@ from sdcpd.protocol.placement_values import (
     words,
 )
 from sdcpd.protocol.policy_lane import PolicyLane
-from sdcpd.protocol.problems import StaleEpoch
+from sdcpd.protocol.problems import Problem, StaleEpoch
 from sdcpd.protocol.retry_lane import MainLane
 from sdcpd.protocol.terms import Action
 
 NO_ROOM: Final = 507
-"""The directory is full of sessions under way; a place frees within minutes, and a client is told sooner."""
+"""The store has no room. A place frees within minutes: a client whose session has not begun is told at once, as by any
+full queue (503 at its port); a session that is being resumed waits for it, as it does with its commits."""
 
 
 class Unopened(Struct, frozen=True):
@@ -45,7 +48,7 @@ class Unopened(Struct, frozen=True):
 
 
 class Overtaken(Struct, frozen=True):
-    """The directory record was changed by somebody else: another router has taken the session up (111)."""
+    """The directory record tells a higher incarnation: another router has taken the session up (111)."""
 
 
 Opened = SessionState | Unopened | Overtaken | Ending | None
@@ -66,6 +69,8 @@ class Opening:
         self._patience = patience
         self._epoch = FIRST_EPOCH
         self._opening: Open | None = None  # waits for its record
+        self._record = b""
+        self._since = 0.0
 
     def first(self, now: float) -> None:
         """Open it where it was placed first (6.1)."""
@@ -76,7 +81,7 @@ class Opening:
         self._send(at.verifier, at.epoch, at, now)
 
     def _send(self, verifier: str, epoch: int, resumed: Resumable | None, now: float) -> None:
-        self.lost, self._epoch = False, epoch
+        self.lost, self._epoch, self._since = False, epoch, now
         message = self._plan.opening(FIRST_EPOCH)
         if resumed is not None:
             message = replace(message, epoch=epoch, resume=resumed.resume)
@@ -84,14 +89,18 @@ class Opening:
         if self._plan.record is None:
             self._lane.send(self._opening, now)
             return
-        record = write_directory_record(
+        self._record = write_directory_record(
             self._plan, verifier=verifier, epoch=epoch, drafter=None, policies=self._policies.recorded()
         )
-        self._lane.send(WriteRecord(ref=self._plan.record, octets=record, if_match=self.tag), now)
+        self._write(now)
+
+    def _write(self, now: float) -> None:
+        assert self._plan.record is not None
+        self._lane.send(WriteRecord(ref=self._plan.record, octets=self._record, if_match=self.tag), now)
 
     def outcome(self, outcome: Outcome, now: float, *, elsewhere: bool) -> Opened:
         """How a try ended. `elsewhere`: another verifier could take the session. None: it is being repeated."""
-        if isinstance(self._lane.action, WriteRecord):
+        if isinstance(self._lane.action, WriteRecord | ReadRecord):
             return self._recorded(outcome, now)
         if isinstance(outcome, SessionState):
             self._lane.clear()
@@ -113,22 +122,50 @@ class Opening:
         return Ending(finish=Action.FAIL, reason=code, detail=f"gave up after {tried_s:.1f} s: {words(outcome)}")
 
     def _recorded(self, outcome: Outcome, now: float) -> Overtaken | Ending | None:
-        """A record that holds this already is Stored as well, so a lost answer is settled by writing it again."""
-        if isinstance(outcome, Stored):
-            assert self._opening is not None
-            self.tag = outcome.tag
-            self._lane.send(self._opening, now)
-            return None
-        status = outcome.status if isinstance(outcome, Refused) else None
-        patient = status != NO_ROOM and now - self._lane.since < self._patience.open_give_up_s
+        """A record that holds this already is Stored as well, so a lost answer is settled by writing it again.
+
+        One at another tag (412) may be our own of an earlier epoch, the answer to which was lost: it is read, and only
+        a higher incarnation in it is another router's.
+        """
+        match outcome:
+            case Stored(tag=tag):
+                assert self._opening is not None
+                self.tag = tag
+                self._lane.send(self._opening, now)
+                return None
+            case RecordText(octets=octets, tag=tag):
+                return self._found(octets, tag, now)
+            case Refused(status=404) if isinstance(self._lane.action, ReadRecord):
+                self.tag = None
+                self._write(now)
+                return None
+            case Refused(status=412) if now - self._since < self._patience.open_give_up_s:
+                assert self._plan.record is not None
+                self._lane.send(ReadRecord(ref=self._plan.record), now)
+                return None
+        full = isinstance(outcome, Refused) and outcome.status == NO_ROOM
+        patient = now - self._since < self._patience.open_give_up_s and not (full and self._epoch == FIRST_EPOCH)
         if passing(outcome) and patient:
             self._lane.wait(now, retry_after_s(outcome))
-        else:
+            return None
+        return self._unrecorded(words(outcome))
+
+    def _found(self, octets: bytes, tag: str, now: float) -> Overtaken | Ending | None:
+        """What stands where ours should."""
+        try:
+            record = read_directory_record(octets)
+        except Problem as problem:
+            return self._unrecorded(problem.detail)
+        if record.incarnation > self._plan.incarnation:
             self._lane.clear()
-            if status == 412:
-                return Overtaken()
-            return Ending(finish=Action.FAIL, reason="directory_unreachable", detail=words(outcome), gone=True)
+            return Overtaken()
+        self.tag = tag
+        self._write(now)
         return None
+
+    def _unrecorded(self, detail: str) -> Ending:
+        self._lane.clear()
+        return Ending(finish=Action.FAIL, reason="directory_unreachable", detail=detail, gone=True)
 
     def _may_go_on(self, outcome: Outcome, elsewhere: bool) -> bool:
         if passing(outcome):

@@ -48,6 +48,7 @@ from sdcpd.protocol.placement_values import (
     Phase,
     Plan,
     Publish,
+    ReadRecord,
     Refused,
     WriteRecord,
     passing,
@@ -63,10 +64,9 @@ from sdcpd.protocol.verifier_watch import VerifierWatch
 class Placement:
     """One session. `start` once; then `outcome`, `event`, `tick`, `fail_over`, `switch` and `cancel` in any order.
 
-    `verifier` serves the session at `epoch`, or is asked to open it, or was lost while it is RECOVERING.
-    `ending` is set when it is known how the session ended; `done` is true when nothing is left to be cleaned up.
-    `target` is who carries the session on: a drafter's URI, the verifier's own (110), or None for nobody.
-    `round` is the last one the verifier told of.
+    `verifier` serves the session at `epoch`, is asked to open it, or was lost while it is RECOVERING. `ending` is set
+    when it is known how the session ended; `done` is true when nothing is left to be cleaned up. `target` carries the
+    session on: a drafter's URI, the verifier's own (110), or None. `round` is the last one the verifier told of.
     """
 
     def __init__(self, plan: Plan, fleet: Fleet, patience: Patience) -> None:
@@ -211,7 +211,7 @@ class Placement:
             self._cleanup.open_settled(outcome, now)
             return
         match self._main.action:
-            case WriteRecord() | Open():
+            case WriteRecord() | ReadRecord() | Open():
                 self._open_outcome(outcome, now)
             case Name():
                 self._name_outcome(outcome, now)

@@ -44,7 +44,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     `objects` is the base under which this session's objects are named, ending in `/` (cache part of the decisions).
     `verifier` is the first one; where the session lives later is the machine's to say. `incarnation` is the upper half
-    of every `seq` (decision 111). `nonce` makes this router's fences its own (decision 85).
+    of every `seq` (decision 111). `nonce` makes this router's fences (decision 85) and records its own.
     `record` is where the directory record goes (106), None for a session without one, and `model` the name a client
     used. `jitter` in [0.5, 1] stretches this session's backoffs, so that sessions which failed together do not retry
     together. `policy` is a profile that is for the verifier alone, in force from round 1 (decision 18).
@@ -255,9 +255,10 @@ class LogText(Struct, frozen=True):
 
 
 class RecordText(Struct, frozen=True):
-    """The octets of a directory record."""
+    """The octets of a directory record, and its entity tag."""
 
     octets: bytes
+    tag: str
 
 
 class Stored(Struct, frozen=True):

@@ -108,7 +108,7 @@ class Lane(Generic[C]):
         self.action = self.due = None
 
 
-MainLane = Lane[WriteRecord | Open | Name | Publish | Assign]
+MainLane = Lane[WriteRecord | ReadRecord | Open | Name | Publish | Assign]
 """What a placement does one after the other."""
 
 FailoverLane = Lane[ReadLog | WriteLog | Publish | ReadRecord | AskState]

@@ -2,7 +2,8 @@
 
 Whose they are stands in the record: the router that the verifiers send their events to. Taking one up begins with the
 record, in which the incarnation is raised by compare-and-set. So a router that runs on elsewhere under the same name,
-as one that was only paused, finds its late assignments refused; and of two that start at once only one has the session.
+as one that was only paused, finds its late assignments refused; and of two that start at once only one has the session:
+a nonce makes their claims differ, since a store takes octets that it holds already for done.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,8 @@ CALL_LIMIT_S = 10.0
 RETRY_FIRST_S = 0.5
 RETRY_LAST_S = 5.0
 """The directory is asked until it answers: sessions wait there, and the cache may start after the router."""
-TRIES = 5
-"""Of one record; then the session is left where it is, and its verifier's own limits end it (82)."""
+CONTESTED_TRIES = 5
+"""Of a record that others keep changing under the same incarnation; then its verifier's own limits end the session."""
 
 
 class Claimed(Struct, frozen=True):
@@ -44,6 +45,7 @@ async def claim_sessions(
     """Go through the directory once. `known` tells sessions that were begun since the start; `take` gets all others."""
     after: bytes | None = None
     claimed = 0
+    nonces = ports.randomness.stream("claims")
     while True:
         page = await _page(ports, cache, after)
         for listed in page.records:
@@ -54,7 +56,7 @@ async def claim_sessions(
             if listed.tag is None:
                 await _remove(ports, ref, listed.session, "damaged in its store")
                 continue
-            one = await _claim(ports, ref, listed.session, instance)
+            one = await _claim(ports, ref, listed.session, instance, nonces.octets(8).hex())
             if one is not None:
                 claimed += 1
                 take(one)
@@ -74,33 +76,53 @@ async def _page(ports: Ports, cache: str, after: bytes | None) -> Listed:
         wait_s = min(2 * wait_s, RETRY_LAST_S)
 
 
-async def _claim(ports: Ports, ref: str, session: bytes, instance: str) -> Claimed | None:
-    """Make one session ours. None: it is another router's, is gone, or cannot be had."""
+async def _claim(ports: Ports, ref: str, session: bytes, instance: str, nonce: str) -> Claimed | None:
+    """Make one session ours. None: it is another router's, or gone. A store that does not answer is asked until it
+    does, as readers of the session wait for no less.
+
+    A record that changed meanwhile is another router's if its incarnation rose, and `nonce` is not in it. If it did
+    not, a write of our earlier life was still on its way.
+    """
     bound = log.bind(session=session_path_id(session))
-    for _ in range(TRIES):
+    contested, incarnation, wait_s = 0, None, RETRY_FIRST_S
+    while True:
         content = await within(CALL_LIMIT_S, lambda: ports.objects.read_record(ref))
         if isinstance(content, Missing):
             return None
         if isinstance(content, Content):
-            try:
-                record = read_directory_record(content.octets)
-            except Problem as problem:
-                await _remove(ports, ref, session, problem.detail)
+            record, tag = await _ours(ports, ref, session, instance, content.octets), content.tag
+            if record is None:
                 return None
-            if record.open.router != instance or record.open.session != session:
+            if record.claim == nonce:
+                return Claimed(record=record, ref=ref, tag=tag)  # the answer to our write was lost
+            incarnation = record.incarnation if incarnation is None else incarnation
+            if record.incarnation != incarnation or contested >= CONTESTED_TRIES:
+                bound.info("another router has taken the session up")
                 return None
-            raised, tag = replace(record, incarnation=record.incarnation + 1), content.tag
+            raised = replace(record, incarnation=incarnation + 1, claim=nonce)
             outcome = await within(CALL_LIMIT_S, lambda: ports.objects.write_record(ref, encode(raised), tag))  # noqa: B023 - called here
             if isinstance(outcome, Appended):
                 return Claimed(record=raised, ref=ref, tag=outcome.tag)
             if isinstance(outcome, TagMismatch):
-                bound.info("another router has taken the session up")
-                return None
+                contested += 1
+                continue
             content = outcome
+        if isinstance(content, StoreRefused) and content.status < 500:
+            bound.error("session left alone: its directory record cannot be had", detail=content.detail)
+            return None
         bound.info("directory record not claimed yet", detail=_words(content))
-        await ports.clock.sleep_until(ports.clock.now() + RETRY_FIRST_S)
-    bound.error("session left alone: its directory record cannot be had")
-    return None
+        await ports.clock.sleep_until(ports.clock.now() + wait_s)
+        wait_s = min(2 * wait_s, RETRY_LAST_S)
+
+
+async def _ours(ports: Ports, ref: str, session: bytes, instance: str, octets: bytes) -> DirectoryRecord | None:
+    """What a record says, None if it is another router's. One that nobody can read is removed."""
+    try:
+        record = read_directory_record(octets)
+    except Problem as problem:
+        await _remove(ports, ref, session, problem.detail)
+        return None
+    return record if record.open.router == instance and record.open.session == session else None
 
 
 async def _remove(ports: Ports, ref: str, session: bytes, detail: str) -> None:

@@ -4,7 +4,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from sdcpd.drafting.settings import LengthSettings, LookupSettings
+from sdcpd.drafting.settings import (
+    DraftModelSettings,
+    HybridSettings,
+    LengthSettings,
+    LookupSettings,
+    Method,
+    SuffixSettings,
+)
 
 
 class DrafterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,5 +40,15 @@ class DrafterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """For each call about them."""
     ttl_ms: Annotated[int, Meta(ge=150)] = 3_000
     """Life of a status report (decision 48)."""
+    method: Method = "ngram"
+    """Where drafts come from; the tables below say how."""
     lookup: LookupSettings = field(default_factory=LookupSettings)
+    suffix: SuffixSettings = field(default_factory=SuffixSettings)
+    draft_model: DraftModelSettings | None = None
+    hybrid: HybridSettings = field(default_factory=HybridSettings)
+    draft_ahead: bool = True
+    """Draft the next round while one is out, where drafting takes time. Not worth it where the verifier needs the same
+    cores."""
+    ahead_min_hits: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    """Below this share of hits a session drafts ahead in every eighth round only."""
     length: LengthSettings = field(default_factory=LengthSettings)

@@ -9,7 +9,7 @@ from sdcpd.protocol.commit_log import read_records, view
 from sdcpd.protocol.messages import Output
 from sdcpd.protocol.problems import IllFormed, Overloaded, SessionClosed
 from sdcpd.protocol.terms import Action
-from sdcpd.roles.ports import Content, Missing, Ports
+from sdcpd.roles.ports import Content, Missing, Ports, StoreRefused
 from sdcpd.roles.router_views import RoutedSession
 from sdcpd.roles.waits import within
 
@@ -21,11 +21,14 @@ async def ended_page(
 ) -> Output:
     """The page from `from_` on. A caller ahead of the end waits for `wait_s`, as if nothing were available.
 
-    Raises SessionClosed when the log is gone and Overloaded when it cannot be read now.
+    Raises SessionClosed when the log is gone, damaged, or shorter than what readers were given, and Overloaded when it
+    cannot be read now.
     """
     content = await within(READ_LIMIT_S, lambda: ports.objects.read_log(ref))
     if isinstance(content, Missing):
         raise SessionClosed("the session ended long ago; its commit log is gone")
+    if isinstance(content, StoreRefused) and content.status < 500:
+        raise SessionClosed(f"the session has ended and its commit log cannot be read: {content.detail}")
     if not isinstance(content, Content):
         raise Overloaded("the commit log cannot be read now", retry_after_s=1)
     try:
@@ -33,6 +36,8 @@ async def ended_page(
     except IllFormed as error:
         raise SessionClosed(f"the session has ended and its commit log is damaged: {error.detail}") from error
     known = tuple(token for commit in seen.commits for token in commit.emitted)
+    if len(known) < ended.committed_tokens:
+        raise SessionClosed("the session has ended and its commit log has lost records: store fault")
     tokens = known[from_ : from_ + limit_tokens]
     final = from_ + len(tokens) == len(known)
     if not tokens and not final:

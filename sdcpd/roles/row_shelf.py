@@ -52,12 +52,17 @@ class RowShelf:
         scope = None if machine.contract.scope is UNSET else machine.contract.scope
         return object_reference(self._cache, scope, machine.session, machine.epoch, machine.round + 1, ObjectKind.Q)
 
-    async def before(self, out: RowsOut, verifier: str, proposal: Proposal) -> None:
-        """Write what has to be there before the proposal is sent. If it cannot be written, the verifier will say so."""
+    def fetches(self, verifier: str) -> bool:
+        """Whether proposals to this verifier are preceded by their objects."""
+        return verifier in self._fetching
+
+    async def before(self, out: RowsOut, verifier: str, proposal: Proposal) -> int:
+        """Write what has to be there before the proposal is sent; how many rows that were. If they cannot be written,
+        the verifier will say so."""
         if out.ref == proposal.q_rows or not isinstance(proposal.q_rows, str):
-            return
-        if isinstance(proposal.q, tuple) and verifier not in self._fetching:
-            return
+            return 0
+        if isinstance(proposal.q, tuple) and not self.fetches(verifier):
+            return 0
         ref, objects, limit_s = proposal.q_rows, self._ports.objects, self._settings.publish_timeout_s
         rows = out.rows[: len(proposal.tokens)]
         octets = await self._ports.workers.run(dense, rows, self._vocabulary)
@@ -72,10 +77,11 @@ class RowShelf:
             outcome = await within(limit_s, write)
         if not isinstance(outcome, Appended):
             log.warning("draft rows could not be written", outcome=type(outcome).__name__)
-            return
+            return 0
         lease = await within(limit_s, lambda: objects.lease(self._cache, [ref], ttl_ms))
         out.ref, out.positions = ref, len(rows)
         out.lease = lease.lease if isinstance(lease, Leased) else None
+        return len(rows)
 
     async def after(self, out: RowsOut, verifier: str, step: Step, nursery: trio.Nursery) -> None:
         """The proposal has an outcome. The object stays while the same proposal is out; else it may go (6.3)."""

@@ -319,8 +319,8 @@ def _outcome(action: PlacementAction, answer: Answer) -> Outcome:
             return Stored(tag)
         case Done() | Appended():
             return Accepted()
-        case Content(octets=octets) if isinstance(action, ReadRecord):
-            return RecordText(octets)
+        case Content(octets=octets, tag=tag) if isinstance(action, ReadRecord):
+            return RecordText(octets, tag)
         case Content(octets=octets):
             return LogText(octets)
         case Missing():

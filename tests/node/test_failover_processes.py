@@ -11,9 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from sdcpd.edge.peers import PeerClient
+from sdcpd.edge.tls import Tls, TlsSettings
+from sdcpd.edge.wire_settings import PeerClientSettings
+from sdcpd.edge.wire_transport import WireClient, WireDialer
+from sdcpd.frontend.text import load_model_text
+from sdcpd.node.cert_hosts import CertHost
+from sdcpd.node.certs import issue
 from sdcpd.node.demo_cluster import DemoCluster
 from sdcpd.node.demo_daemon import DemoDaemon
+from sdcpd.node.metrics import RegistryMeters
+from sdcpd.node.real_ports import SystemClock
+from sdcpd.protocol.messages import Output
+from sdcpd.protocol.terms import session_from_path_id
+from sdcpd.roles.ports import Peer
 from tests.support.processes import sessions_of, stream
 
 pytestmark = pytest.mark.process
@@ -136,3 +149,54 @@ def test_a_router_that_stands_still_for_ten_seconds(cluster: DemoCluster, tiny_l
         if count == 20:
             stand_still()
     assert text == undisturbed
+
+
+async def test_a_reader_at_a_router_that_is_killed_and_restarted_gets_the_rest(
+    cluster: DemoCluster, tiny_llama: Path, undisturbed: str
+) -> None:
+    """Decision 106: the sessions of a router outlive it, and a reader goes on where it was."""
+    issue(cluster.authority, ["client"], CertHost("reader.example"), now=time.time(), out=cluster.authority / "reader")
+    files = TlsSettings(
+        certificate=str(cluster.authority / "reader.pem"),
+        key=str(cluster.authority / "reader.key"),
+        ca=str(cluster.authority / "ca.pem"),
+    )
+    client = WireClient(WireDialer(Tls(files), insecure_loopback=False), PeerClientSettings(), SystemClock())
+    transport = client.transport(Peer(uri="https://reader.example/client/", role="client"), named=False)
+    calls, router = PeerClient(transport, RegistryMeters()), cluster.base_uri("router")
+    tokens: list[int] = []
+
+    async def read(session: bytes) -> Output | None:
+        with trio.move_on_after(30):
+            page = await calls.read_output(router, session, len(tokens), 5.0)
+            if isinstance(page, Output):
+                assert page.from_ == len(tokens)
+                tokens.extend(page.tokens)
+                return page
+            log.debug("no page: %s", page)
+        await trio.sleep(0.1)  # the router is away
+        return None
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(client.run)
+        with trio.fail_after(120):
+            chunks = stream(cluster.address, tiny_llama.name, LONG)
+            for count, _ in enumerate(chunks):
+                if count == 20:
+                    break
+            session = session_from_path_id(running_session(cluster)["session"])
+            assert await read(session) is not None
+            daemon = cluster.daemon("router").process
+            daemon.kill()
+            daemon.wait()
+            struck, seen = time.monotonic(), len(tokens)
+            cluster.start("router")
+            while (page := await read(session)) is None or not page.final:
+                if len(tokens) > seen:
+                    log.info("next page %.2f s after SIGKILL and restart of the router", time.monotonic() - struck)
+                    seen = LONG["max_tokens"]
+        nursery.cancel_scope.cancel()
+    chunks.close()
+    written = load_model_text(tiny_llama.name, tiny_llama).detokenizer()
+    assert len(tokens) == LONG["max_tokens"]
+    assert "".join([*map(written.push, tokens), written.finish()]) == undisturbed

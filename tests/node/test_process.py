@@ -177,6 +177,21 @@ def test_a_model_that_is_none_is_refused(daemon: Callable[..., DemoDaemon], tiny
     assert "Traceback" not in one.log()
 
 
+def test_a_draft_model_beside_its_target(daemon: Callable[..., DemoDaemon], tiny_llama: Path) -> None:
+    """The target as its own draft model, in a thread of its own."""
+    one = daemon(
+        "drafter.method=frequency_hybrid",
+        f"drafter.draft_model.model={tiny_llama}",
+        "drafter.draft_model.kv_cache_bytes=4194304",
+        "drafter.draft_model.threads=1",
+    )
+    one.wait_ready(READY_LIMIT_S)
+    chunks = list(stream(one.address, tiny_llama.name, LONG | {"max_tokens": 100}))
+    assert len(chunks) > 1
+    assert one.stop() == 0
+    assert one.log().count("model loaded") == 2
+
+
 def test_nothing_is_left_when_the_starter_is_killed(tiny_llama: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from sdcpd.node.demo_daemon import DemoDaemon\n"

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import UNSET
 
-from sdcpd.protocol.directory import first_open, read_directory_record, write_directory_record
+from sdcpd.protocol.directory import read_directory_record, write_directory_record
 from sdcpd.protocol.messages import Policy, Sampling
 from sdcpd.protocol.problems import IllFormed
 from tests.support.messages import DRAFTER, SESSION, VERIFIER
@@ -16,7 +16,7 @@ def test_it_holds_what_a_restarted_router_needs() -> None:
     octets = write_directory_record(plan, verifier=VERIFIER, epoch=4, drafter=DRAFTER, policies=[policy])
     assert octets == write_directory_record(plan, verifier=VERIFIER, epoch=4, drafter=DRAFTER, policies=[policy])
     record = read_directory_record(octets)
-    assert record.open == first_open(plan)
+    assert record.open == plan.opening(1)
     assert (record.open.epoch, record.open.resume) == (1, UNSET)
     assert (record.verifier, record.epoch, record.drafter) == (VERIFIER, 4, DRAFTER)
     assert (record.incarnation, record.policies) == (plan.incarnation, (policy,))

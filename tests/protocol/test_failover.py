@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from sdcpd.protocol.commit_log import EndRecord, FenceRecord, read_records
-from sdcpd.protocol.encoding import decode_tokens
+from sdcpd.protocol.directory import read_directory_record
+from sdcpd.protocol.encoding import decode_tokens, encode
 from sdcpd.protocol.messages import Output, SessionState
 from sdcpd.protocol.placement_values import (
     Accepted,
@@ -31,7 +33,20 @@ from sdcpd.protocol.placement_values import (
 )
 from sdcpd.protocol.problems import StaleEpoch
 from sdcpd.protocol.terms import Action, State
-from tests.support.placement_world import D1, LOG, NONCE, OBJECTS, RECORD, ROUTER, V2, V3, VERIFIER, V, World
+from tests.support.placement_world import (
+    D1,
+    INCARNATION,
+    LOG,
+    NONCE,
+    OBJECTS,
+    RECORD,
+    ROUTER,
+    V2,
+    V3,
+    VERIFIER,
+    V,
+    World,
+)
 
 
 def several(*drafters: str, **of: Any) -> World:
@@ -450,7 +465,7 @@ def test_two_routers_with_the_same_new_epoch() -> None:
     other.store()
     look = other.next(ReadRecord)
     assert look.ref == RECORD
-    other.answer(look, RecordText(one.record))
+    other.answer(look, RecordText(one.record, '"record"'))
     ask = other.next(AskState)
     assert ask.verifier == V2
     other.epoch = 2
@@ -475,7 +490,7 @@ def test_another_routers_session_that_does_not_live_is_fenced_anew() -> None:
     world.store()
     world.retry()
     world.store()
-    world.answer(world.next(ReadRecord), RecordText(world.record))  # it still tells of epoch 1
+    world.answer(world.next(ReadRecord), RecordText(world.record, '"record"'))  # it still tells of epoch 1
     assert resumed(world).message.epoch == 3
 
 
@@ -485,18 +500,65 @@ def test_one_that_was_overtaken_never_fences_again() -> None:
     die(world)
     world.store(records=False)
     world.answer(world.next(WriteRecord), Refused(status=412))
+    raised = replace(read_directory_record(world.record), incarnation=INCARNATION + 1)
+    world.record = encode(raised)
     for _ in range(40):
         world.store()
         for step in list(world.todo):
             if isinstance(step, ReadRecord):
                 world.todo.remove(step)
-                world.answer(step, RecordText(world.record))
+                world.answer(step, RecordText(world.record, '"record"'))
             elif isinstance(step, AskState):
                 world.todo.remove(step)
                 world.answer(step, Refused(status=404))
         world.wait(2)
     assert [fence.epoch for fence in world.fences()] == [2]
     world.failed("taken_over")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_its_own_earlier_record_is_nobody_elses(gone: bool) -> None:
+    """A record of an earlier epoch whose write got no answer stands at a tag that was never told."""
+    world = several(record=RECORD)
+    die(world)
+    world.store(records=False)
+    refused = world.next(WriteRecord)
+    world.answer(refused, Refused(status=412))
+    world.answer(world.next(ReadRecord), Lost("?"))
+    world.retry()
+    look = world.next(ReadRecord)
+    world.answer(look, Refused(status=404) if gone else RecordText(world.record, '"late"'))
+    again = world.next(WriteRecord)
+    assert (again.octets, again.if_match) == (refused.octets, None if gone else '"late"')
+    world.answer(again, world.stored(again))
+    assert resumed(world).message.epoch == 2
+
+
+def test_a_resumed_session_waits_for_room_in_the_directory() -> None:
+    """507 ends a session that has not begun; one that has, waits as it does with its commits."""
+    world = several(record=RECORD)
+    die(world)
+    world.store(records=False)
+    for _ in range(5):
+        world.answer(world.next(WriteRecord), Refused(status=507, retry_after_s=1.0))
+        world.retry()
+    assert resumed(world).message.epoch == 2
+
+
+@pytest.mark.parametrize("answer", [Refused(status=409, detail="damaged"), b"\xa1", "contested"])
+def test_a_record_that_cannot_be_had_ends_a_resume(answer: Any) -> None:
+    world = several(record=RECORD, patience=Patience(open_give_up_s=5.0))
+    die(world)
+    world.store(records=False)
+    world.answer(world.next(WriteRecord), Refused(status=412))
+    if answer == "contested":
+        for _ in range(3):
+            world.answer(world.next(ReadRecord), RecordText(world.record, '"late"'))
+            world.wait(2.0)
+            world.answer(world.next(WriteRecord), Refused(status=412))
+    else:
+        world.answer(world.next(ReadRecord), RecordText(answer, '"t"') if isinstance(answer, bytes) else answer)
+    world.failed("directory_unreachable")
 
 
 # A router that restarted (decision 106)

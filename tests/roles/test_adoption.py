@@ -11,7 +11,7 @@ from sdcpd.protocol.directory import DirectoryRecord, read_directory_record
 from sdcpd.protocol.encoding import encode
 from sdcpd.protocol.problems import IllFormed
 from sdcpd.roles.adoption import Claimed, claim_sessions
-from sdcpd.roles.ports import Content, ListOutcome, ReadOutcome, RecordOutcome, TagMismatch, Unreachable
+from sdcpd.roles.ports import Content, ListOutcome, ReadOutcome, RecordOutcome, StoreRefused, Unreachable
 from tests.roles.test_router import Cluster, world
 from tests.support.messages import CACHE, ROUTER, VERIFIER, session_open
 from tests.support.ports import MemoryLogs
@@ -90,20 +90,69 @@ class Slow(MemoryLogs):
 
 
 async def test_a_directory_in_trouble_is_asked_again(autojump_clock: MockClock) -> None:
-    """A write whose answer was lost may have raised the incarnation; it is raised once more, which harms nobody."""
-    (one,) = await claimed(directory(record(IDS[0]), kind=Slow))
-    assert one.record.incarnation >= 5
+    """A write whose answer was lost is known again by its nonce."""
+    logs = directory(record(IDS[0]), kind=Slow)
+    (one,) = await claimed(logs)
+    assert one.record.incarnation == 5
+    assert read_directory_record(logs.records[one.ref]) == one.record
+
+
+class Full(MemoryLogs):
+    """There is no room for a while, and then there is."""
+
+    tries = 0
+
+    async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome:
+        self.tries += 1
+        if self.tries < 30:
+            return StoreRefused(status=507, detail="no room")
+        return await super().write_record(ref, octets, if_match)
+
+
+async def test_a_session_is_not_left_alone_while_the_store_is_in_trouble(autojump_clock: MockClock) -> None:
+    taken = await claimed(directory(record(IDS[0]), record(IDS[1]), kind=Full))
+    assert [one.record.open.session for one in taken] == IDS[:2]
+
+
+class Denied(MemoryLogs):
+    """The store refuses for good."""
+
+    async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome:
+        return StoreRefused(status=403, detail="not yours")
+
+
+async def test_a_session_that_the_store_does_not_give_is_left_alone(autojump_clock: MockClock) -> None:
+    assert await claimed(directory(record(IDS[0]), kind=Denied)) == []
 
 
 class Contested(MemoryLogs):
-    """Somebody else is quicker, each time."""
+    """Somebody else is quicker: with a higher incarnation, with the same one as an earlier life's late write, each
+    time."""
+
+    others: tuple[DirectoryRecord, ...] = ()
 
     async def write_record(self, ref: str, octets: bytes, if_match: str | None) -> RecordOutcome:
-        return TagMismatch()
+        if self.others:
+            self.records[ref], self.others = encode(self.others[0]), self.others[1:]
+        return await super().write_record(ref, octets, if_match)
 
 
-async def test_of_two_routers_one_has_the_session(autojump_clock: MockClock) -> None:
-    assert await claimed(directory(record(IDS[0]), kind=Contested)) == []
+@pytest.mark.parametrize(
+    ("others", "ours"),
+    [
+        ((record(IDS[0], incarnation=5),), False),
+        ((replace(record(IDS[0]), epoch=9),), True),
+        (tuple(replace(record(IDS[0]), epoch=epoch) for epoch in range(10, 30)), False),
+    ],
+)
+async def test_of_two_routers_one_has_the_session(
+    others: tuple[DirectoryRecord, ...], ours: bool, autojump_clock: MockClock
+) -> None:
+    logs = directory(record(IDS[0]), kind=Contested)
+    assert isinstance(logs, Contested)
+    logs.others = others
+    taken = await claimed(logs)
+    assert [(one.record.epoch, one.record.incarnation) for one in taken] == ([(9, 5)] if ours else [])
 
 
 def test_the_record_survives_its_encoding() -> None:

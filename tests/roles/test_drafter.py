@@ -398,10 +398,10 @@ async def test_actions_end_the_session_here(autojump_clock: MockClock) -> None:
 class Mute:
     """A source that never has anything to say."""
 
-    def open(self, session: bytes, prompt: Any) -> None: ...
+    def open(self, session: bytes, prompt: Any, scope: bytes | None = None) -> None: ...
     def extend(self, session: bytes, committed: Any) -> None: ...
     def close(self, session: bytes) -> None: ...
-    def propose(self, session: bytes, limit: int) -> Draft:
+    def propose(self, session: bytes, limit: int, assumed: Any = ()) -> Draft:
         return Draft(tokens=(), matched=0)
 
 
@@ -428,9 +428,9 @@ class Recording(LookupSource):
         super().__init__(LookupSettings())
         self.contexts: list[list[int]] = []
 
-    def open(self, session: bytes, prompt: Sequence[int]) -> None:
+    def open(self, session: bytes, prompt: Sequence[int], scope: bytes | None = None) -> None:
         self.contexts.append(list(prompt))
-        super().open(session, prompt)
+        super().open(session, prompt, scope)
 
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self.contexts[-1] += committed

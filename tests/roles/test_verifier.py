@@ -472,9 +472,20 @@ async def test_an_existing_log_is_a_conflict_but_an_empty_one_is_ours(autojump_c
     async with running() as stand:
         stand.logs.logs[LOG] = b""
         await stand.open()
-        stand.logs.logs[log_of(b"x" * 16)] = write_record(FenceRecord(epoch=2))
+        stand.logs.logs[log_of(b"x" * 16)] = write_record(EndRecord(epoch=1, end=Action.FAIL))
         with pytest.raises(Conflict):
             await stand.open(session=b"x" * 16)
+        stand.logs.logs[log_of(b"y" * 16)] = write_record(FenceRecord(epoch=1))
+        with pytest.raises(Conflict):
+            await stand.open(session=b"y" * 16)
+
+
+async def test_a_log_that_was_fenced_before_its_session_began(autojump_clock: MockClock) -> None:
+    """Decision 30: the router is told that its epoch is over, and looks (89)."""
+    async with running() as stand:
+        stand.logs.logs[LOG] = write_record(FenceRecord(epoch=2))
+        with pytest.raises(StaleEpoch):
+            await stand.open()
 
 
 async def test_ended_sessions_are_served_then_gone(autojump_clock: MockClock) -> None:

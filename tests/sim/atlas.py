@@ -15,11 +15,14 @@ Everything else may happen at any time and together.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sdcpd.protocol.ladder import Ladder
 from tests.sim.injector import Injector
-from tests.sim.options import BUILT, SimOptions
+from tests.sim.options import SimOptions
+
+if TYPE_CHECKING:
+    from tests.sim.workload import Ended
 
 LONGEST_OUTAGE_S: Final = 12.0
 LONGEST_JUMP_S: Final = 20.0
@@ -58,23 +61,25 @@ _ROGUE: Final = (
 # is never accepted, nor is one of which nothing happened.
 EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
     # The router's own codes (protocol/placement.py)
-    "verifier_lost (3 failovers in a row" if BUILT["verifier_failover"] else "verifier_lost": (
-        *_SILENT_VERIFIER,
-        "foreign_fence",
-    ),
+    "verifier_lost (3 failovers in a row": (*_SILENT_VERIFIER, "foreign_fence"),
     "log_unusable": ("bit_rot",),
     "log_damaged": ("bit_rot",),
+    "log_lost": ("bit_rot",),
+    "directory_unreachable (409 the record is damaged": ("bit_rot",),
+    "taken_over": ("bit_rot",),  # as far as the record that could say by whom is damaged
     "verifier_unreachable": (*_SILENT_VERIFIER, *_STORE),
     "verifier_overloaded": (*_SILENT_VERIFIER, *_STORE, "rows_dear"),
-    "verifier_refused": ("foreign_fence", "bit_rot")
-    if BUILT["verifier_failover"]
-    else ("verifier_crash", "foreign_fence", *_STORE, *_LINKS),
-    "output_unreadable": () if BUILT["verifier_failover"] else (*_SILENT_VERIFIER, "foreign_fence", *_STORE),
-    "output_behind": () if BUILT["verifier_failover"] else _SILENT_VERIFIER,
-    "router_stopped": () if BUILT["router_directory"] else ("router_crash",),
+    "verifier_refused": ("bit_rot",),
+    # What a router says that came back
+    "no_such_session": ("bit_rot",),  # in the directory, which keeps it by the same journal
+    "output_gone": ("bit_rot",),
     # The verifier's own words (protocol/session.py)
     "the model produced non-finite logits": ("pass_not_finite",),
     "no drafter for too long": (*_SILENT_VERIFIER, "drafter_crash", "router_crash", *_ROGUE),
+}
+# Of a session of which its client has not seen a token: it is told at once (503) and asks anew.
+COME_AGAIN: Final[Mapping[str, tuple[str, ...]]] = {
+    "directory_unreachable (507": ("disk_full",),
 }
 LADDER_EXHAUSTED: Final = "the fallback ladder is exhausted"
 
@@ -83,15 +88,19 @@ def may_lose_power(options: SimOptions) -> bool:
     return options.durable
 
 
-def excused(reason: str, detail: str, ladder: Ladder, inject: Injector) -> bool:
+def excused(ended: "Ended", ladder: Ladder, inject: Injector) -> bool:
     """May a session of this ladder fail so, after what was injected so far?"""
-    if reason == LADDER_EXHAUSTED:
-        return can_run_out(ladder)
-    return any(
-        f"{reason} ({detail})".startswith(known) and inject.any(*classes)
-        for known, classes in EXCUSES.items()
-        if classes
-    )
+    return can_run_out(ladder) if ended.reason == LADDER_EXHAUSTED else _known(EXCUSES, ended, inject)
+
+
+def may_ask_anew(ended: "Ended", inject: Injector) -> bool:
+    """Has its client been told to come again, with good reason?"""
+    return ended.how == "failed" and ended.tokens == 0 and _known(COME_AGAIN, ended, inject)
+
+
+def _known(reasons: Mapping[str, tuple[str, ...]], ended: "Ended", inject: Injector) -> bool:
+    told = f"{ended.reason} ({ended.detail})"
+    return any(told.startswith(reason) and inject.any(*classes) for reason, classes in reasons.items())
 
 
 def can_run_out(ladder: Ladder) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import trio
 
 from sdcpd.cache.journal import Written
-from sdcpd.cache.log_requests import AppendToLog, CreateLog, LogAppended
+from sdcpd.cache.log_requests import AppendToLog, CreateLog, LogAppended, ReplaceRecord
 from sdcpd.cache.log_store import Batch, LogStore
-from sdcpd.cache.refs import LogName, parse_path
+from sdcpd.cache.refs import LogName, RecordName, parse_path
 from sdcpd.edge.transport import Request, Response
 from sdcpd.protocol.commit_log import CommitRecord, read_records
 from sdcpd.protocol.encoding import decode
@@ -31,6 +31,7 @@ class Checkers:
         self.rounds = 0
         self._wrong = wrong
         self._rot = rot
+        self._recorded: set[bytes] = set()
         self._early: dict[bytes, bytes] = {}  # logs begun by a router's fence, before any verifier saw the session
         self._fenced: dict[
             tuple[str, int, bytes], tuple[float, int]
@@ -50,6 +51,14 @@ class Checkers:
                 if isinstance(request, CreateLog):
                     self._begun(session)
                 self._durable(session, b"".join(record.octets for record in request.records))
+            elif isinstance(outcome, LogAppended) and isinstance(request, ReplaceRecord):
+                name = parse_path(request.name)
+                assert isinstance(name, RecordName)
+                self._recorded.add(name.session)
+
+    def recorded(self, session: bytes) -> bool:
+        """Whether the directory has ever held the session: from then on a router must know of it (106)."""
+        return session in self._recorded
 
     def recovered(self, session: bytes, octets: bytes) -> None:
         """A cache came back with this log: it must hold all that was acknowledged, and may hold what was not."""

@@ -59,13 +59,6 @@ FAULTS: Final[Mapping[str, tuple[float, float]]] = {
     "foreign_fence": (0.03, 0.3),  # another router takes a session for its own
 }
 
-# What the roles do not survive yet. A run in which they are off may end sessions for it (atlas.py); when one is built,
-# its name moves in here, and the same ends become failures of the simulation.
-BUILT: Final[Mapping[str, bool]] = {
-    "verifier_failover": False,  # fence and resume (6.9)
-    "router_directory": False,  # a restarted router takes its sessions up again
-}
-
 LADDERS: Final = (
     Ladder(),
     Ladder(fallback=("self_decode*",), self_max=4, low_rounds=2),

@@ -1,7 +1,7 @@
 """Clients: each asks once, reads its answer to the end (or leaves), and says how it ended.
 
 A client stands outside of the router's process. It waits while no router is there or none can serve it. When the router
-of its answer is gone it knows no more of it, until routers take their sessions up again: then it reads the rest.
+of its answer is gone it reads the rest from the one that comes back, and asks anew if its session had not begun.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -12,10 +12,11 @@ from msgspec import UNSET, Struct
 from sdcpd.protocol.messages import Output
 from sdcpd.protocol.terms import Action
 from sdcpd.roles.generation import Generation, GenerationRefused, GenerationRequest
+from sdcpd.roles.ports import Refusal
 from sdcpd.roles.router import Router
-from tests.sim import oracle
+from tests.sim import atlas, oracle
 from tests.sim.checkers import Reader
-from tests.sim.options import BUILT, ClientPlan
+from tests.sim.options import ClientPlan
 from tests.sim.sim_node import Incarnation
 
 if TYPE_CHECKING:
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 
 COME_AGAIN_S: Final = 0.5
 POLL_S: Final = 5.0
+READ_LIMIT_S: Final = 10.0
 
 
 class Ended(Struct, frozen=True):
-    """How a client's answer ended: "finished", "failed", "left" or "gone" (with its router)."""
+    """How a client's answer ended: "finished", "failed" or "left". `tokens`: how many it had by then."""
 
     how: str
     reason: str = ""
     detail: str = ""
+    tokens: int = 0
 
 
 class Client:
@@ -53,11 +56,21 @@ class Client:
                 await self._ask(node.role, node.incarnation)
             else:
                 await trio.sleep(COME_AGAIN_S)
+            if self._told_to_come_again():
+                await trio.sleep(COME_AGAIN_S)
         self._world.trace.say(self.name, f"{self.ended.how} {self.ended.reason}")
-        if self.ended.how == "finished" and tuple(self._reader.tokens) != self.expected:
-            self._world.wrong(
-                f"10: {self.name} finished with {len(self._reader.tokens)} of {len(self.expected)} tokens"
-            )
+        told = tuple(self._reader.tokens)
+        if told != self.expected[: len(told)] or (self.ended.how == "finished" and told != self.expected):
+            self._world.wrong(f"10: {self.name} {self.ended.how} with {len(told)} of {len(self.expected)} tokens")
+
+    def _told_to_come_again(self) -> bool:
+        """A front end answers such an end with 503; its client asks anew."""
+        ended = self.ended
+        if ended is None or not atlas.may_ask_anew(ended, self._world.inject):
+            return False
+        self._world.trace.say(self.name, f"is told to come again: {ended.reason}")
+        self.ended = None
+        return True
 
     async def _ask(self, router: Router, process: Incarnation) -> None:
         plan = self.plan
@@ -83,10 +96,7 @@ class Client:
                 await trio.sleep(refused.retry_after_s or COME_AGAIN_S)
             nursery.cancel_scope.cancel()
         if self.ended is None and self.session is not None and not process.alive:
-            if BUILT["router_directory"]:
-                await self._read_rest(self.session)
-            else:
-                self.ended = Ended("gone", "router_stopped")
+            await self._read_rest(self.session)
 
     async def _read(self, generation: Generation, process: Incarnation) -> None:
         leaves = self.plan.leaves_after
@@ -96,7 +106,7 @@ class Client:
                 break
             await trio.sleep(self.plan.reads_s)
         if self.ended is None:
-            self.ended = Ended("left")
+            self._end("left")
 
     def _took(self, page: Output, generation: Generation | None) -> bool:
         self._world.trace.say(self.name, f"page {page.from_} +{len(page.tokens)}{' final' if page.final else ''}")
@@ -108,15 +118,24 @@ class Client:
         placement = getattr(generation, "placement", None)
         if placement is not None and placement.ending is not None:
             detail = placement.ending.detail
-        self.ended = Ended("finished" if page.finish is Action.FINISH else "failed", reason, detail)
+        self._end("finished" if page.finish is Action.FINISH else "failed", reason, detail)
         return True
+
+    def _end(self, how: str, reason: str = "", detail: str = "") -> None:
+        self.ended = Ended(how, reason, detail, len(self._reader.tokens))
 
     async def _read_rest(self, session: bytes) -> None:
         """The router came back: the rest of the answer, from its own output resource."""
         peers = self._world.client_peers(self.name)
         while self.ended is None:
-            page = await peers.read_output(self._world.nodes["r1"].uri, session, len(self._reader.tokens), POLL_S)
+            page: object = None
+            with trio.move_on_after(READ_LIMIT_S):
+                page = await peers.read_output(self._world.nodes["r1"].uri, session, len(self._reader.tokens), POLL_S)
             if isinstance(page, Output):
                 self._took(page, None)
+            elif isinstance(page, Refusal) and page.status == 404 and not self._world.checkers.recorded(session):
+                return  # its router went before the session began: it is asked for anew
+            elif isinstance(page, Refusal) and page.status in (404, 410):
+                self._end("failed", "no_such_session" if page.status == 404 else "output_gone", page.detail)
             else:
                 await trio.sleep(COME_AGAIN_S)

@@ -4,11 +4,13 @@ Each sequence holds the token of every position that was run. A row is computed 
 leaves a hole, keeps a rejected token or starts at the wrong position gets a wrong answer here as with a real model.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
-from sdcpd.engine.spans import Drawn, EngineInfo, Kept, Row, Shelf, Span, Weighed
+from sdcpd.engine.spans import Drawn, EngineInfo, Kept, Row, Sampled, Shelf, Span, Weighed
 from sdcpd.protocol.acceptance import accept_speculative, draw_each
 from sdcpd.protocol.distributions import target_masses
+from sdcpd.protocol.draft_rows import ids_of, row_of, values_of
 from sdcpd.protocol.draws import RoundDraws
 from sdcpd.roles.ports import Clock
 
@@ -139,6 +141,8 @@ class ToyEngine:
                 return tuple(map(_sampled, draw_each(masses, RoundDraws((), uniforms))))
             case Weighed() as weighed:
                 return _weigh(logits, span.tokens, weighed)
+            case Sampled(profile=profile, uniform=uniform):
+                return (_drafted(target_masses(logits[0], profile), uniform),)
             case None:
                 raise AssertionError("asked only where there is a judge")
 
@@ -146,6 +150,17 @@ class ToyEngine:
         await self._clock.sleep_until(self._clock.now())
         assert isinstance(shelf.logits, list)
         return _weigh(shelf.logits, tokens, weighed)
+
+
+def _drafted(masses: list[int], uniform: float) -> Row:
+    """A row of q, and a token drawn from just that."""
+    row = row_of([(token, mass / sum(masses)) for token, mass in enumerate(masses) if mass])
+    values = values_of(row)
+    reached, left = 0, uniform * sum(values)
+    while left >= values[reached] and reached < len(values) - 1:
+        left -= values[reached]
+        reached += 1
+    return Row(token=ids_of(row)[reached], margin=math.inf, finite=True, drafted=row)
 
 
 def _weigh(logits: list[list[float]], tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:

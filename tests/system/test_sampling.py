@@ -56,7 +56,7 @@ class SamplingSource(OracleSource):
     def choose(self, row: DraftRow) -> int:
         return self._random.choices(ids_of(row), values_of(row))[0]
 
-    def propose(self, session: bytes, limit: int) -> Draft:
+    def propose(self, session: bytes, limit: int, assumed: Sequence[int] = ()) -> Draft:
         context, rows, tokens = list(self._contexts[session]), [], []
         for _ in range(min(limit, 4)):
             rows.append(self.row(context))

@@ -22,7 +22,7 @@ from sdcpd.cache.gpu_tier import PagePool
 from sdcpd.engine.acceptance import judge_pass, judge_rows
 from sdcpd.engine.batch import Batch, plan_batch
 from sdcpd.engine.block_tables import BlockTable
-from sdcpd.engine.device import DTYPES, choose, free_bytes
+from sdcpd.engine.device import DTYPES, choose, free_bytes, on_device
 from sdcpd.engine.draft_rows import in_full
 from sdcpd.engine.draft_vocabulary import read_draft_vocabulary
 from sdcpd.engine.invariance import rows_keep_their_bits
@@ -222,7 +222,7 @@ class Engine:
         return self._decoder.logits(states)
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        return on_device(numbers, self._device)
 
 
 def wants_invariance(settings: EngineSettings, device: torch.device) -> bool:

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdcpd.engine.batch import Segment
+from sdcpd.engine.device import on_device
 
 ROW_MULTIPLE: Final = 4
 KEY_MULTIPLE: Final = 512
@@ -128,7 +129,7 @@ def _mask(
 
 def _slots(segment: Segment, page_tokens: int, first_key: int, keys: int, device: torch.device) -> Tensor:
     """The slots to gather: those of the segment's positions, then the first of them again and again."""
-    pages = torch.tensor(segment.pages, device=device)
+    pages = on_device(segment.pages, device)
     own = (pages[:, None] * page_tokens + torch.arange(page_tokens, device=device)).flatten()[
         first_key : segment.length
     ]

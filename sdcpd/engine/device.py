@@ -1,5 +1,6 @@
 """Where a model runs, in which precision, and how much memory is free there. The only module that asks the machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,13 @@ def choose(settings: EngineSettings) -> tuple[torch.device, str]:
         or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     )
     return device, "bf16" if fast else "fp32"
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """int64 numbers on `device`. A CUDA device fetches them from pinned memory when it gets there: nobody waits."""
+    if device.type != "cuda":
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+    return torch.tensor(numbers, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -22,7 +22,7 @@ from sdcpd.cache.gpu_tier import PagePool
 from sdcpd.engine.acceptance import judge_pass, judge_rows
 from sdcpd.engine.batch import Batch, plan_batch
 from sdcpd.engine.block_tables import BlockTable
-from sdcpd.engine.device import DTYPES, choose, free_bytes
+from sdcpd.engine.device import DTYPES, choose, free_bytes, on_device
 from sdcpd.engine.draft_rows import in_full
 from sdcpd.engine.draft_vocabulary import read_draft_vocabulary
 from sdcpd.engine.invariance import rows_keep_their_bits
@@ -93,13 +93,12 @@ class Engine:
             device,
             DTYPES[dtype],
             lambda fraction: tell("weights", fraction),
-            head_tokens=head_tokens,
             int8=quantization == "int8",
             invariant=wants_invariance(settings, device),
+            head_tokens=head_tokens,
         )
-        return cls.assemble(
-            settings, config, weights, model=model, tokenizer=tokenizer, head_tokens=head_tokens, tell=tell
-        )
+        digests = {"model": model, "tokenizer": tokenizer}
+        return cls.assemble(settings, config, weights, **digests, tell=tell, head_tokens=head_tokens)
 
     @classmethod
     def assemble(
@@ -110,13 +109,13 @@ class Engine:
         *,
         model: bytes = bytes(32),
         tokenizer: bytes = bytes(32),
-        head_tokens: torch.Tensor | None = None,
         tell: Progress = lambda _step, _fraction: None,
+        head_tokens: torch.Tensor | None = None,
     ) -> "Engine":
         """An engine of weights that are there already, made for the device, dtype and numerics of `settings`.
 
-        `model` and `tokenizer` are the digests it goes by; `head_tokens` are those that the head has a row for, None
-        for all. Runs one pass. Raises ModelRefused.
+        `model` and `tokenizer` are the digests it goes by; `head_tokens` as in the constructor. Runs one pass.
+        Raises ModelRefused.
         """
         device, dtype = choose(settings)
         invariant = wants_invariance(settings, device)
@@ -223,7 +222,7 @@ class Engine:
         return self._decoder.logits(states)
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        return on_device(numbers, self._device)
 
 
 def wants_invariance(settings: EngineSettings, device: torch.device) -> bool:

@@ -48,7 +48,9 @@ def rows_on_device(logits: Tensor) -> list[Row]:
     ids = torch.arange(vocabulary, device=values.device)
     tokens = torch.where(values == best, ids, vocabulary).amin(-1)
     second = values.scatter(-1, tokens.clamp(max=vocabulary - 1)[:, None], -math.inf).amax(-1)
-    return _rows(tokens.tolist(), best[:, 0].tolist(), second.tolist())
+    # One transfer: every token id and every float32 is a float64 as it stands.
+    found: list[list[float]] = torch.stack((tokens.double(), best[:, 0].double(), second.double())).tolist()
+    return _rows([int(token) for token in found[0]], found[1], found[2])
 
 
 def _rows(tokens: list[int], best: list[float], second: list[float]) -> list[Row]:

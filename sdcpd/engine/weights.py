@@ -9,7 +9,7 @@ product instead of three or two, and nothing else changes.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -112,20 +112,20 @@ def load_weights(
     dtype: torch.dtype,
     progress: Callable[[float], None] | None = None,
     *,
-    head_tokens: Tensor | None = None,
     int8: bool = False,
     invariant: bool = False,
+    head_tokens: Tensor | None = None,
 ) -> Weights:
     """Read, cast to `dtype` and place all weights; quantise or pack them where that is asked or possible.
 
-    `head_tokens` are those that the head has a row for, where these are not all (draft_vocabulary.py). `invariant`:
-    give linear layers that do not keep their bits in company tiles. Raises ModelRefused.
+    `invariant`: give linear layers that do not keep their bits in company tiles. `head_tokens` are those that
+    the head has a row for, where these are not all (draft_vocabulary.py). Raises ModelRefused.
     """
 
     def fill(places: dict[str, _Place]) -> None:
         _fill(folder, config, places, progress, () if head_tokens is None else (MAP, BACK))
 
-    return _made(config, device, dtype, fill, head_tokens=head_tokens, int8=int8, invariant=invariant)
+    return _made(config, device, dtype, fill, int8=int8, invariant=invariant, head_tokens=head_tokens)
 
 
 def random_weights(
@@ -162,27 +162,24 @@ def _made(
     dtype: torch.dtype,
     fill: Callable[[dict[str, _Place]], None],
     *,
-    head_tokens: Tensor | None = None,
     int8: bool,
     invariant: bool,
+    head_tokens: Tensor | None = None,
 ) -> Weights:
     """All places, filled, then brought into the form that passes use."""
     # Int8 weights are made on the host: the device never has to hold the model twice.
     places = _Places(device, dtype, torch.device("cpu") if int8 else device)
     embedding = places.single("model.embed_tokens.weight", config.vocabulary, config.hidden)
+    rows = config.vocabulary if head_tokens is None else len(head_tokens)
     head = embedding
     if not config.tied:
-        rows = config.vocabulary if head_tokens is None else len(head_tokens)
         head = places.stacked({"lm_head.weight": rows}, config.hidden, device=places.linears)
-    weights = Weights(
-        embedding=embedding,
-        layers=tuple(_layer(places, config, number) for number in range(config.layers)),
-        norm=places.single("model.norm.weight", config.hidden),
-        head=Linear(head, None),
-    )
+    layers = tuple(_layer(places, config, number) for number in range(config.layers))
+    norm = places.single("model.norm.weight", config.hidden)
     fill(places.by_name)
     if config.tied and head_tokens is not None:
-        weights = replace(weights, head=Linear(embedding[head_tokens.to(device)], None))
+        head = embedding[head_tokens.to(device)]
+    weights = Weights(embedding=embedding, layers=layers, norm=norm, head=Linear(head, None))
     if int8:
         kernel = can_use_int8_kernel(device, dtype)
         for linear in weights.linears:

@@ -37,16 +37,19 @@ class KvRoom:
 
     def __init__(self, guests: Callable[[], Iterable[Guest]]) -> None:
         self._guests = guests
+        self._short = False  # whether somebody may be waiting: asked some times a round, so nothing is walked for a no
 
     @property
     def waiting(self) -> int:
         """Sessions that wait for pages."""
-        return sum(_waits(guest) for guest in self._guests())
+        return sum(_waits(guest) for guest in self._guests()) if self._short else 0
 
     def let_in(self) -> None:
         """Give pages to those who wait, in order, as far as they go."""
+        self._short = False
         for guest in self._guests():
             if _waits(guest) and not guest.kv.reserve(guest.wanted_tokens):
+                self._short = True
                 return
 
     def grant(self, mix: Mix) -> Mix:
@@ -63,6 +66,7 @@ class KvRoom:
                     out.add(guest.id)
                     break
                 victim.preempt()
+                self._short = True
                 out.add(victim.id)
         if not out:
             return mix

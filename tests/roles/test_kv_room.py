@@ -11,13 +11,15 @@ from trio.testing import MockClock
 
 from sdcpd.engine.scheduler import Mix, Ready
 from sdcpd.engine.spans import Span
-from sdcpd.protocol.messages import Contract, SessionState, Verdict
+from sdcpd.protocol.draft_rows import one_hot
+from sdcpd.protocol.messages import Contract, ContractSampling, SessionState, Verdict
 from sdcpd.protocol.problems import Overloaded
 from sdcpd.protocol.terms import Action
 from sdcpd.roles.kv_room import KvRoom
 from sdcpd.roles.ports import Engine
 from sdcpd.roles.session_kv import SessionKv
 from tests.roles.test_verifier import DRAFTER_PEER, ROUTER_PEER, Stand, log_of, next_proposal, running
+from tests.roles.test_verifier_rows import SlowRows, put, sampled
 from tests.support.messages import VERIFIER, contract
 from tests.support.ports import TrioClock
 from tests.support.toy_engine import ToyEngine, greedy
@@ -165,6 +167,30 @@ async def test_tokens_on_their_way_to_the_log_are_part_of_what_is_computed_anew(
                 nursery.start_soon(one, number)
         assert results == {number: greedy(prompt(number), 60) for number in range(6)}
         assert stand.meters.counts["num_preemptions_total"] >= 1
+
+
+async def test_rows_on_the_shelf_outlive_a_preemption(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under rule 2 a scored round may wait for its draft rows: its session loses its KV meanwhile, not its round."""
+    of = contract(stop=(), max_new=100, m_max=8, low_rounds=100)
+    cold = contract(rule=2, stop=(), max_new=60, m_max=8, sampling=ContractSampling(temperature_milli=0))
+    oracle = greedy((1, 1, 1), 60)
+    async with running(SMALL) as stand:
+        await stand.open(of, session=sid(0), prompt=prompt(0))
+        state = await stand.open(cold, prompt=(1, 1, 1))
+        await stand.draft(cold)
+        SlowRows(stand, monkeypatch, 5.0)
+        put(stand, [one_hot(token) for token in oracle[:3]])
+        await stand.draft(of, session=sid(0), drafter=VERIFIER)
+        verdict = await stand.verifier.propose(DRAFTER_PEER, sampled(state, oracle[:3]))
+        assert stand.meters.counts["num_preemptions_total"] == 1
+        assert verdict.emitted == tuple(oracle[:4])
+        assert (await stand.read_all(sid(0)))[0] == greedy(prompt(0), 100)
+        verdict = await stand.verifier.propose(
+            DRAFTER_PEER, sampled(verdict, oracle[4:6], [one_hot(token) for token in oracle[4:6]])
+        )
+        assert verdict.emitted == tuple(oracle[4:7])
 
 
 async def test_rounds_wait_no_longer_than_the_scheduler_says(autojump_clock: MockClock) -> None:

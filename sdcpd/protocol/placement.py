@@ -231,7 +231,7 @@ class Placement:
                 self._fail_over("overtaken", now)
             case Ending() as ending:
                 self._end(ending, now)
-            case None:
+            case None:  # pragma: no branch
                 pass
 
     def _place(self, reason: str | None, now: float, avoid: str | None = None) -> None:
@@ -423,7 +423,7 @@ class Placement:
                 self._end(Ending(finish=end.finish, reason=end.reason, cancelled=cancelled, gone=True), now)
             case GaveUp(reason=reason, detail=detail):
                 self._fail(reason, detail, now)
-            case None:
+            case None:  # pragma: no branch
                 pass
 
     # -- ends ---------------------------------------------------------------------------------------------------

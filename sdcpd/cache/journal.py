@@ -85,6 +85,7 @@ class Journal:
         self._sync = sync
         self._file = file
         self._stopped = False
+        self._torn_at: int | None = None  # half a MARK may stand behind this offset
 
     def carry_out(self, order: WriteOrder) -> WriteResult:
         """Write, sync, then drop. Blocks. Not to be called again after Stopped."""
@@ -104,8 +105,11 @@ class Journal:
 
     def _begin(self, segment: int) -> NotWritten | Stopped | None:
         """Make the new segment the active one. The old one is synced first, with the MARK at its end or, in page_cache
-        mode, with all of it: only a journal's last segment may ever end torn."""
+        mode, with all of it: only a journal's last segment may ever end torn. Half a MARK, of a full disk, goes."""
         try:
+            if self._torn_at is not None:
+                self._file.truncate(self._torn_at)
+                self._torn_at = None
             self._file.sync()
         except OSError as error:
             return self._stop(error)
@@ -146,8 +150,11 @@ class Journal:
                 with contextlib.suppress(OSError):
                     self._file.truncate(order.offset)
                 return self._stop(error)
-        with contextlib.suppress(OSError):  # only an aid to recovery; the next write overwrites whatever is there
+        try:
             self._file.write_at(end, encode_mark(order.segment, end))
+            self._torn_at = None
+        except OSError:
+            self._torn_at = end  # only an aid to recovery; the next write overwrites whatever is there
         return None
 
     def _drop(self, order: WriteOrder) -> Written:

@@ -235,7 +235,7 @@ class Placement:
                 self._fail_over("overtaken", now)
             case Ending() as ending:
                 self._end(ending, now)
-            case None:
+            case None:  # pragma: no branch
                 pass
 
     def _place(self, reason: str | None, now: float, avoid: str | None = None) -> None:
@@ -427,7 +427,7 @@ class Placement:
                     self._place(None, now)
             case Over() | GaveUp():
                 self._end(ending_of(result), now)
-            case None:
+            case None:  # pragma: no branch
                 pass
 
     def _note_state(self, state: SessionState, now: float) -> bool:

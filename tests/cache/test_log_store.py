@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sdcpd.cache.files import RealFiles, StateInUse
+from sdcpd.cache.journal_frames import encode_mark
 from sdcpd.cache.log_requests import (
     AppendToLog,
     CreateLog,
@@ -221,6 +222,28 @@ def test_a_full_disk_refuses_and_changes_nothing(disk: SimDisk) -> None:
     store.must_append(LOG, commit(1, 3))
     disk.crash(lambda writes: writes)
     assert store.reopen().octets(LOG) == commit(1, 1) + commit(1, 3)
+
+
+@pytest.mark.parametrize("room_bytes", [1, 42, 80])
+def test_half_a_mark_on_a_full_disk_is_no_torn_record(disk: SimDisk, room_bytes: int) -> None:
+    """The MARK behind the last record of a segment finds room for a part of it only. That part must not stay there when
+    the next segment begins, where only the last one may end torn."""
+    store, round_, grown_bytes = Driver(disk, SMALL), 1, 0
+    while disk.used_bytes + grown_bytes < SMALL.segment_bytes:
+        before_bytes = disk.used_bytes
+        store.must_append(LOG, commit(1, round_))
+        round_, grown_bytes = round_ + 1, disk.used_bytes - before_bytes
+    mark_bytes = len(encode_mark(1, 1))
+    disk.capacity_bytes = disk.used_bytes + grown_bytes - mark_bytes + room_bytes
+    store.must_append(LOG, commit(1, round_))
+    assert disk.used_bytes == disk.capacity_bytes, "half a MARK stands there"
+    disk.capacity_bytes = None
+    store.must_append(OTHER, commit(1, 1))
+    assert len(disk.names()) == 2, "another segment has begun"
+    disk.crash(lambda writes: writes)
+    store = store.reopen()
+    assert store.octets(LOG) == b"".join(commit(1, number) for number in range(1, round_ + 1))
+    assert store.store.take_facts() == []
 
 
 def test_a_refused_record_does_not_come_back_after_a_loss_of_power(disk: SimDisk) -> None:

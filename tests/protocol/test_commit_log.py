@@ -18,6 +18,7 @@ from sdcpd.protocol.commit_log import (
     OurRecordAbsent,
     OurRecordStands,
     Record,
+    fenced_above,
     log_tag,
     look_for,
     read_record,
@@ -136,3 +137,10 @@ def test_one_record_is_one_record(octets: bytes) -> None:
 def test_what_is_no_map_is_no_record(octets: bytes) -> None:
     with pytest.raises(IllFormed, match="not a map"):
         read_records(octets)
+
+
+def test_whether_a_log_is_fenced_above_an_epoch() -> None:
+    log = write_record(FenceRecord(epoch=3))
+    assert [fenced_above(log, epoch) for epoch in (2, 3, 4)] == [True, False, False]
+    assert not fenced_above(b"", 1)
+    assert not fenced_above(log + b"\xff", 1), "a damaged log says nothing"

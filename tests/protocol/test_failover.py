@@ -389,6 +389,20 @@ def test_an_open_that_got_no_answer_is_repeated_at_the_same_verifier_only() -> N
     assert third.verifier != first.verifier
 
 
+def test_a_session_fenced_before_it_began_goes_on() -> None:
+    """Decision 65: the first verifier may refuse what concerns the request, not what became of the log meanwhile."""
+    world = World(D1, record=RECORD)
+    world.take(world.machine.start(world.now))
+    world.store()
+    world.answer(world.next(Open), Refused(status=409, suffix="sdcp-stale-epoch"))
+    world.append(FenceRecord(epoch=2, by="http://other/router/#n9"))
+    world.store()
+    world.retry()
+    world.store()
+    world.answer(world.next(ReadRecord), Refused(status=404))
+    assert resumed(world).message.epoch == 3
+
+
 def test_three_failovers_without_a_committed_round_fail_the_session() -> None:
     """Decision 91: a poisonous request must not walk the fleet."""
     world = several()
@@ -414,6 +428,64 @@ def test_a_committed_round_makes_the_count_begin_anew() -> None:
         world.commit(26)
         world.answer(world.next(Name), Refused(status=404))
     assert world.ending() is None
+
+
+def given_up(world: World) -> WriteLog:
+    """Four failovers without a round; the `end` record that is to be written."""
+    die(world)
+    for _ in range(3):
+        world.answer(resumed(world), world.state(State.WAITING, seq=UNSET))
+        world.answer(world.next(Name), Refused(status=404))
+    read = world.next(ReadLog)
+    world.answer(read, world.stored(read))
+    return world.next(WriteLog)
+
+
+def test_an_end_that_somebody_came_before_is_written_behind_them() -> None:
+    world = several()
+    end = given_up(world)
+    world.append(FenceRecord(epoch=9, by="http://other/router/#n9"))
+    world.answer(end, Refused(status=412))
+    world.store()
+    world.failed("verifier_lost")
+    last = read_records(world.log or b"")[-1][0]
+    assert isinstance(last, EndRecord)
+    assert last.epoch == 9
+
+
+def test_an_end_whose_log_is_gone_is_not_waited_for() -> None:
+    world = World(D1).drafting()
+    world.log = None
+    del world.alive[V]
+    world.wait(3.25)
+    for _ in range(3):
+        world.answer(world.next(ReadLog), Refused(status=404))
+        world.answer(world.next(WriteLog), Accepted())  # and the store forgets it
+        world.todo.clear()
+        world.take(world.machine.fail_over(world.now))
+    world.answer(world.next(ReadLog), Refused(status=404))
+    world.failed("verifier_lost")
+
+
+def test_an_end_before_which_the_log_goes_is_not_waited_for() -> None:
+    world = World(D1, patience=Patience(failover_give_up_s=10.0)).drafting()
+    del world.alive[V]
+    world.wait(3.25)
+    world.store()
+    world.wait(10)
+    end = world.next(WriteLog)
+    world.answer(end, Refused(status=412))
+    world.answer(world.next(ReadLog), Refused(status=404))
+    world.failed("verifier_lost")
+
+
+def test_a_verifier_that_is_too_small_is_not_chosen() -> None:
+    world = several()
+    world.alive[V2] = {**VERIFIER, "context_tokens": 4}
+    world.report()
+    die(world)
+    world.store()
+    assert "Open" not in world.wants()
 
 
 # Two routers (decision 89)
@@ -509,6 +581,28 @@ def test_another_routers_session_that_does_not_live_is_fenced_anew() -> None:
     world.store()
     world.answer(world.next(ReadRecord), RecordText(world.record, '"record"'))  # it still tells of epoch 1
     assert resumed(world).message.epoch == 3
+
+
+@pytest.mark.parametrize("answer", [RecordText(b"\xa1", '"t"'), Lost("?"), Refused(status=404), "dead"])
+def test_another_router_that_cannot_be_found_is_fenced(answer: Outcome | str) -> None:
+    world = several(record=RECORD)
+    die(world)
+    read = world.next(ReadLog)
+    world.answer(read, world.stored(read))
+    world.append(FenceRecord(epoch=2, by="http://other/router/#n9"))
+    world.store()
+    world.retry()
+    world.store()
+    moved = RecordText(encode(replace(read_directory_record(world.record), epoch=2)), '"t"')
+    for _ in range(3):
+        looks = [step for step in world.todo if isinstance(step, ReadRecord)]
+        if looks:
+            world.answer(world.next(ReadRecord), moved if isinstance(answer, str) else answer)
+            world.wait(1.0)
+    if answer == "dead":
+        world.answer(world.next(AskState), Refused(status=404))
+    assert resumed(world).message.epoch == 3
+    assert "not_found" not in world.failovers, "it is the other's verifier that was not there"
 
 
 def test_one_that_was_overtaken_never_fences_again() -> None:
@@ -623,6 +717,18 @@ def test_one_that_does_not_is_fenced_and_resumed(outcome: Outcome | str) -> None
         world.store()
     assert world.next(Open).message.epoch == 3
     assert world.failovers == ["not_found"]
+
+
+def test_one_that_has_ended_is_read_to_its_end() -> None:
+    world = World(D1)
+    world.commit(21, 22)
+    world.adopted()
+    world.answer(world.next(AskState), world.state(State.FINISHED))
+    world.read(Action.FINISH)
+    ending = world.ending()
+    assert ending is not None
+    assert ending.finish is Action.FINISH
+    assert "Name" not in world.wants()
 
 
 def test_one_that_is_still_being_opened_is_waited_for() -> None:

@@ -49,7 +49,7 @@ def test_commands_are_as_the_programs_have_them(command: str, tmp_path: Path, mo
         case "sdcpd":
             options = main.parser().parse_args(arguments)
             (tmp_path / "config.json").write_text("{}")
-            overrides = [text.replace("/path/to/folder", str(tmp_path)) for text in options.set]
+            overrides = [re.sub(r"/path/to/(folder|small)", str(tmp_path), text) for text in options.set]
             overrides += MODELS.get(Path(options.config).stem, "").replace("FOLDER", str(tmp_path)).splitlines()
             load_config(ROOT / options.config, overrides, options.role)
         case "sdcpctl":
@@ -79,7 +79,8 @@ def test_settings_named_exist() -> None:
 
     sections = "node|log|sdcp|tls|peers|router|frontend|engine|verifier|drafter|cache"
     known = set(setting_names(Config))
-    for name in re.findall(rf"\b((?:{sections})\.(?!toml\b)\w+)\b", README):
+    known |= {name.rpartition(".")[0] for name in known}  # tables
+    for name in re.findall(rf"\b((?:{sections})(?:\.(?!toml\b)\w+)+)\b", README):
         assert name in known, name
 
 

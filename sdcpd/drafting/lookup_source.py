@@ -32,7 +32,7 @@ class LookupSource:
         self._settings = settings
         self._histories: dict[bytes, _History] = {}
 
-    def open(self, session: bytes, prompt: Sequence[int]) -> None:
+    def open(self, session: bytes, prompt: Sequence[int], scope: bytes | None = None) -> None:  # noqa: ARG002  # nothing is remembered for others
         history = _History(self._settings)
         history.extend(prompt)
         self._histories[session] = history
@@ -40,9 +40,9 @@ class LookupSource:
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self._histories[session].extend(committed)
 
-    def propose(self, session: bytes, limit: int) -> Draft:
+    def propose(self, session: bytes, limit: int, assumed: Sequence[int] = ()) -> Draft:
         assert limit >= 1
-        return self._histories[session].propose(min(limit, self._settings.num_speculative_tokens))
+        return self._histories[session].propose(min(limit, self._settings.num_speculative_tokens), assumed)
 
     def close(self, session: bytes) -> None:
         self._histories.pop(session, None)
@@ -78,7 +78,13 @@ class _History:
             starts = (self._tokens[first - n + k :] for k in range(n))
             index.update(zip(zip(*starts, strict=False), range(first, len(self._tokens)), strict=False))
 
-    def propose(self, limit: int) -> Draft:
+    def propose(self, limit: int, assumed: Sequence[int]) -> Draft:
+        self._tokens += assumed  # for the moment, and in no index
+        draft = self._propose(limit)
+        del self._tokens[len(self._tokens) - len(assumed) :]
+        return draft
+
+    def _propose(self, limit: int) -> Draft:
         if not self._tokens:
             return Draft(tokens=(), matched=0)
         for n in self._lengths:

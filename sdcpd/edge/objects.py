@@ -132,12 +132,15 @@ class ObjectClient:
         headers["content-digest"] = content_digest(octets)
         return await self._ask("publish", where, "PUT", written, headers, octets)
 
-    async def fetch(self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES) -> ReadOutcome:
+    async def fetch(
+        self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES, also: str | None = None
+    ) -> ReadOutcome:
         """An object's content, once it is there, `wait_s` later at most (a cache waits 20 s at most).
 
-        One of more than `limit_bytes` is refused with 413, and no more than that is unpacked.
+        One of more than `limit_bytes` is refused with 413, and no more than that is unpacked. `also`: a cache that may
+        be asked this once, such as the one on the node of a drafter whose certificate we have seen.
         """
-        where = self._named(ref, ObjectName)
+        where = self._named(ref, ObjectName, also)
         if isinstance(where, StoreRefused):
             return where
         base, name = where
@@ -245,7 +248,7 @@ class ObjectClient:
             return StoreRefused(status=403, detail=f"{base} is not among the caches that may be asked")
         return base
 
-    def _named(self, ref: str, kind: type[N]) -> tuple[str, N] | StoreRefused:
+    def _named(self, ref: str, kind: type[N], also: str | None = None) -> tuple[str, N] | StoreRefused:
         """The cache and the name of a reference, which must be of this kind."""
         where = self._references.get(ref)
         if where is None:
@@ -253,6 +256,8 @@ class ObjectClient:
                 where = parse_reference(ref)
             except IllFormed as error:
                 return StoreRefused(status=400, detail=error.detail)
+            if where.base == also and isinstance(where.name, kind):
+                return where.base, where.name
             base = self._cache(where.base)
             if isinstance(base, StoreRefused):
                 return base

@@ -15,6 +15,9 @@ tokens, fp32 and bf16; multiples of 64 or 256 keys are not enough, because the k
 shorter last block changes the order of its sums). The price at 256 tokens of context: not visible for one sequence,
 10 % of a pass for eight; less for longer ones. Padded queries repeat the first and see one key; padded keys repeat
 the first and are masked.
+
+In a layer with a window a query sees the last `window` keys only, its own included. Gathering then begins at the block
+of keys that holds the first one seen, so that blocks lie as they do without a window: skipped blocks add exact zeros.
 """
 
 from collections.abc import Sequence
@@ -26,6 +29,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdcpd.engine.batch import Segment
+from sdcpd.engine.device import on_device
 
 ROW_MULTIPLE: Final = 4
 KEY_MULTIPLE: Final = 512
@@ -48,9 +52,19 @@ class PagedAttention:
     """Attention of one pass. Built once, then called for each layer."""
 
     def __init__(
-        self, segments: Sequence[Segment], *, heads: int, kv_heads: int, head_dim: int, page_tokens: int, like: Tensor
+        self,
+        segments: Sequence[Segment],
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        page_tokens: int,
+        like: Tensor,
+        window: int | None = None,
+        invariant: bool = True,
     ) -> None:
-        """`like` gives dtype and device of queries, keys and values."""
+        """`like` gives dtype and device of queries, keys and values. Without `invariant` nothing is padded."""
+        row_multiple, key_multiple = (ROW_MULTIPLE, KEY_MULTIPLE) if invariant else (1, 1)
         self._kv_heads = kv_heads
         self._head_dim = head_dim
         self._readings: list[_Reading] = []
@@ -59,10 +73,12 @@ class PagedAttention:
         outputs: list[Tensor] = []
         first = 0
         for segment in segments:
-            rows = _round_up(segment.count * groups, ROW_MULTIPLE)
-            keys = _round_up(segment.length, KEY_MULTIPLE)
-            mask = _mask(segment, groups, rows, keys, like)
-            self._readings.append(_Reading(first, rows, mask, _slots(segment, page_tokens, keys, like.device)))
+            rows = _round_up(segment.count * groups, row_multiple)
+            start = 0 if window is None else max(0, segment.start - window + 1) // key_multiple * key_multiple
+            keys = _round_up(segment.length - start, key_multiple)
+            mask = _mask(segment, groups, rows, start, keys, window, like)
+            slots = _slots(segment, page_tokens, start, keys, like.device)
+            self._readings.append(_Reading(first, rows, mask, slots))
             queries.append(_query_index(segment, heads, kv_heads, rows, like.device))
             outputs.append(_output_index(segment, kv_heads, groups, first, like.device))
             first += rows * kv_heads
@@ -97,21 +113,27 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _mask(segment: Segment, groups: int, rows: int, keys: int, like: Tensor) -> Tensor:
+def _mask(
+    segment: Segment, groups: int, rows: int, first_key: int, keys: int, window: int | None, like: Tensor
+) -> Tensor:
     """0 where a query may look, -inf elsewhere: [1, 1, rows, keys]. Row r is token r // groups of the segment."""
-    start = segment.length - segment.count
-    last_seen = torch.zeros(rows, dtype=torch.int64, device=like.device)
-    tokens = torch.arange(start, segment.length, device=like.device)
+    last_seen = torch.full((rows,), first_key, device=like.device)
+    tokens = torch.arange(segment.start, segment.length, device=like.device)
     last_seen[: segment.count * groups].view(segment.count, groups).copy_(tokens[:, None])
-    hidden = torch.arange(keys, device=like.device) > last_seen[:, None]
+    numbers = torch.arange(first_key, first_key + keys, device=like.device)
+    hidden = numbers > last_seen[:, None]
+    if window is not None:
+        hidden |= numbers <= last_seen[:, None] - window
     return like.new_zeros((1, 1, rows, keys)).masked_fill_(hidden, float("-inf"))
 
 
-def _slots(segment: Segment, page_tokens: int, keys: int, device: torch.device) -> Tensor:
-    """The slots to gather: those of the segment's positions, then its first slot again and again."""
-    pages = torch.tensor(segment.pages, device=device)
-    own = (pages[:, None] * page_tokens + torch.arange(page_tokens, device=device)).flatten()[: segment.length]
-    return torch.cat((own, own[:1].expand(keys - segment.length)))
+def _slots(segment: Segment, page_tokens: int, first_key: int, keys: int, device: torch.device) -> Tensor:
+    """The slots to gather: those of the segment's positions, then the first of them again and again."""
+    pages = on_device(segment.pages, device)
+    own = (pages[:, None] * page_tokens + torch.arange(page_tokens, device=device)).flatten()[
+        first_key : segment.length
+    ]
+    return torch.cat((own, own[:1].expand(keys - len(own))))
 
 
 def _query_index(segment: Segment, heads: int, kv_heads: int, rows: int, device: torch.device) -> Tensor:

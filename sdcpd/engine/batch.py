@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdcpd.engine.block_tables import BlockTable
-from sdcpd.engine.spans import Span
+from sdcpd.engine.spans import Drawn, Judge, Kept, Sampled, Span, Weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,18 @@ class Segment:
     length: int
     pages: tuple[int, ...]
 
+    @property
+    def start(self) -> int:
+        """Position of its first token."""
+        return self.length - self.count
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A finished order for the worker. The first three lists are parallel: one entry a token of the pass.
 
     `wanted` holds the places of the tokens whose logits are asked for, span by span; `row_counts` how many of them each
-    span has.
+    span has, `judged` what judges them, beside the tokens whose rows they are.
     """
 
     tokens: list[int]
@@ -38,6 +43,7 @@ class Batch:
     segments: tuple[Segment, ...]
     wanted: list[int]
     row_counts: tuple[int, ...]
+    judged: tuple[tuple[Judge | None, tuple[int, ...]], ...]
 
 
 def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabulary: int) -> Batch:
@@ -60,6 +66,7 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabula
         end = span.start + count
         assert count >= 1
         assert 0 <= span.rows <= count
+        assert _wants(span.judge, span), "a judge needs a row for each value, of proposed tokens for each token"
         assert span.start <= table.length, "no hole before a span"
         assert end <= table.capacity_tokens, "pages are reserved before a pass"
         assert 0 <= min(span.tokens) <= max(span.tokens) < vocabulary, "token ids are checked where they come in"
@@ -69,4 +76,24 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabula
         slots += table.slots(span.start, end)
         wanted += range(len(tokens) - span.rows, len(tokens))
         table.length = end
-    return Batch(tokens, positions, slots, tuple(segments), wanted, tuple(span.rows for span in spans))
+    return Batch(
+        tokens,
+        positions,
+        slots,
+        tuple(segments),
+        wanted,
+        tuple(span.rows for span in spans),
+        tuple((span.judge, span.tokens[len(span.tokens) - span.rows :]) for span in spans),
+    )
+
+
+def _wants(judge: Judge | None, span: Span) -> bool:
+    match judge:
+        case None:
+            return True
+        case Drawn(uniforms=uniforms):
+            return span.rows == len(uniforms)
+        case Sampled():
+            return span.rows == 1
+        case Weighed() | Kept():
+            return span.rows == len(span.tokens)

@@ -1,5 +1,6 @@
 """Where a model runs, in which precision, and how much memory is free there. The only module that asks the machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,8 @@ def choose(settings: EngineSettings) -> tuple[torch.device, str]:
 
     "auto" is a function of what the machine is, not of a measurement: the dtype is part of the target digest, and two
     equal machines must agree. On CPU bf16 is chosen with AVX-512 only. Without it torch's bf16 product costs so much
-    more a row that a pass over 8 rows is slower than in fp32, and speculation would not pay.
+    more a row that a pass over 8 rows is slower than in fp32, and speculation would not pay. Int8 weights go with
+    bf16 anywhere: that is what torch's kernel for them is fast at.
     """
     cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not cuda:
@@ -27,8 +29,19 @@ def choose(settings: EngineSettings) -> tuple[torch.device, str]:
     device = torch.device("cuda" if cuda and settings.device != "cpu" else "cpu")
     if settings.dtype != "auto":
         return device, settings.dtype
-    fast = device.type == "cuda" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    fast = (
+        settings.quantization == "int8"
+        or device.type == "cuda"
+        or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    )
     return device, "bf16" if fast else "fp32"
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """int64 numbers on `device`. A CUDA device fetches them from pinned memory when it gets there: nobody waits."""
+    if device.type != "cuda":
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+    return torch.tensor(numbers, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -12,23 +12,26 @@ truncated and closed: their pages can only serve passes that are planned later, 
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 import torch
+from msgspec.structs import replace
 
 from sdcpd.cache.gpu_tier import PagePool
+from sdcpd.engine.acceptance import judge_pass, judge_rows
 from sdcpd.engine.batch import Batch, plan_batch
 from sdcpd.engine.block_tables import BlockTable
-from sdcpd.engine.device import DTYPES, choose, free_bytes
+from sdcpd.engine.device import DTYPES, choose, free_bytes, on_device
+from sdcpd.engine.draft_rows import in_full
+from sdcpd.engine.draft_vocabulary import read_draft_vocabulary
+from sdcpd.engine.invariance import rows_keep_their_bits
 from sdcpd.engine.model import Decoder
 from sdcpd.engine.model_config import ModelConfig, ModelRefused, read_model_config
 from sdcpd.engine.model_digest import target_digest, tokenizer_digest
 from sdcpd.engine.settings import EngineSettings
-from sdcpd.engine.spans import EngineInfo, Row, Span
-from sdcpd.engine.target_rows import read_rows
-from sdcpd.engine.weights import load_weights
+from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
+from sdcpd.engine.weights import Weights, load_weights
 
 Progress = Callable[[str, float], None]
 """Told the step ("digest", "weights", "warm-up") and the fraction of it that is done."""
@@ -39,8 +42,18 @@ _WARM_UP_TOKENS: Final = 8
 class Engine:
     """A loaded model. See the module for who may call what from where."""
 
-    def __init__(self, info: EngineInfo, decoder: Decoder, pool: PagePool, device: torch.device, threads: int) -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        decoder: Decoder,
+        pool: PagePool,
+        device: torch.device,
+        threads: int,
+        head_tokens: torch.Tensor | None = None,
+    ) -> None:
+        """`head_tokens` int64: the token of each row of the head, rising, where these are not all."""
         self.info = info
+        self._head_tokens = None if head_tokens is None else head_tokens.tolist()
         self.pool = pool
         self._decoder = decoder
         self._device = device
@@ -50,21 +63,62 @@ class Engine:
 
     @classmethod
     def load(
-        cls, settings: EngineSettings, progress: Progress | None = None, digest_cache: Path | None = None
+        cls,
+        settings: EngineSettings,
+        progress: Progress | None = None,
+        digest_cache: Path | None = None,
+        *,
+        drafts: bool = False,
     ) -> "Engine":
         """Read a model and run one pass. Blocks for seconds or minutes. Raises ModelRefused.
 
-        `digest_cache` is a folder where hashes of weight files are kept.
+        `digest_cache` is a folder where hashes of weight files are kept. A model that only `drafts` may have a head
+        over a part of the vocabulary; a target with one is refused, for the tokens that it never says.
         """
         tell: Progress = progress or (lambda _step, _fraction: None)
         folder = Path(settings.model)
         config = read_model_config(folder, settings.context_tokens)
         device, dtype = choose(settings)
         tokenizer = tokenizer_digest(folder)
-        model = target_digest(folder, config, dtype, digest_cache, lambda fraction: tell("digest", fraction))
+        quantization = settings.quantization
+        model = target_digest(
+            folder, config, dtype, digest_cache, lambda fraction: tell("digest", fraction), quantization
+        )
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        weights = load_weights(folder, config, device, DTYPES[dtype], lambda fraction: tell("weights", fraction))
+        head_tokens = read_draft_vocabulary(folder, config.vocabulary) if drafts else None
+        weights = load_weights(
+            folder,
+            config,
+            device,
+            DTYPES[dtype],
+            lambda fraction: tell("weights", fraction),
+            int8=quantization == "int8",
+            invariant=wants_invariance(settings, device),
+            head_tokens=head_tokens,
+        )
+        digests = {"model": model, "tokenizer": tokenizer}
+        return cls.assemble(settings, config, weights, **digests, tell=tell, head_tokens=head_tokens)
+
+    @classmethod
+    def assemble(
+        cls,
+        settings: EngineSettings,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        model: bytes = bytes(32),
+        tokenizer: bytes = bytes(32),
+        tell: Progress = lambda _step, _fraction: None,
+        head_tokens: torch.Tensor | None = None,
+    ) -> "Engine":
+        """An engine of weights that are there already, made for the device, dtype and numerics of `settings`.
+
+        `model` and `tokenizer` are the digests it goes by; `head_tokens` as in the constructor. Runs one pass.
+        Raises ModelRefused.
+        """
+        device, dtype = choose(settings)
+        invariant = wants_invariance(settings, device)
         pool = _make_pool(settings, config, device, DTYPES[dtype])
         info = EngineInfo(
             model=model,
@@ -75,10 +129,21 @@ class Engine:
             pages=pool.pages,
             dtype=dtype,
             device=device.type,
+            quantization=settings.quantization,
+            numerics="batch_invariant" if invariant else "fast",
+            weights_bytes=weights.octets,
         )
-        engine = cls(info, Decoder(config, weights, device, DTYPES[dtype]), pool, device, settings.threads)
+        decoder = Decoder(config, weights, device, DTYPES[dtype], invariant=invariant)
+        engine = cls(info, decoder, pool, device, settings.threads, head_tokens)
         tell("warm-up", 0.0)
         engine._warm_up()
+        if invariant and not rows_keep_their_bits(engine):
+            if settings.numerics == "batch_invariant":
+                raise ModelRefused(
+                    'numerics = "batch_invariant" does not hold here: the same token got other bits in another pass '
+                    f'({device.type}, {dtype}, torch {torch.__version__}). Set numerics = "fast", or another dtype.'
+                )
+            engine.info = replace(info, numerics="fast")
         tell("warm-up", 1.0)
         return engine
 
@@ -126,10 +191,16 @@ class Engine:
 
     def run(self, batch: Batch) -> list[tuple[Row, ...]]:
         """Compute a planned pass: for each span, in order, its wanted rows. In the worker thread."""
-        logits = self.compute(batch)
-        rows = read_rows(logits) if len(logits) else []
-        ends = list(accumulate(batch.row_counts))
-        return [tuple(rows[end - count : end]) for count, end in zip(batch.row_counts, ends, strict=True)]
+        answers = judge_pass(self.compute(batch), batch)
+        if self._head_tokens is None:
+            return answers
+        return [tuple(in_full(row, self._head_tokens) for row in rows) for rows in answers]
+
+    def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
+        """Judge what a pass left on a shelf, for the span that had these tokens. In the worker thread."""
+        logits = shelf.logits
+        assert isinstance(logits, torch.Tensor), "the pass has run"
+        return judge_rows(logits, [(weighed, tokens)])[0]
 
     @torch.inference_mode()
     def compute(self, batch: Batch) -> torch.Tensor:
@@ -145,13 +216,18 @@ class Engine:
             self.pool.page_tokens,
         )
         if not batch.wanted:
-            return states.new_empty((0, self.info.vocabulary))
+            return states.new_empty((0, len(self._head_tokens or ()) or self.info.vocabulary))
         if len(batch.wanted) < len(states):
             states = states[self._tensor(batch.wanted)]
         return self._decoder.logits(states)
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        return on_device(numbers, self._device)
+
+
+def wants_invariance(settings: EngineSettings, device: torch.device) -> bool:
+    """Asked for, or to be tried: a CPU keeps its bits at little cost, elsewhere the promise has a price."""
+    return settings.numerics == "batch_invariant" or (settings.numerics == "auto" and device.type == "cpu")
 
 
 def _make_pool(settings: EngineSettings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> PagePool:

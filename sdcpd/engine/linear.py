@@ -1,59 +1,200 @@
 """A linear layer over the rows of a pass.
 
-On CPU the weights are put into oneDNN's blocked layout once, at load. Two things come of it. It is faster for more
-than one row (fp32, SmolLM2-135M, AVX2: 8 rows cost 1.3 to 1.5 times one row, against 2 times and more for
-torch.nn.functional.linear). And a row's result does not depend on how many rows share the pass, bit for bit, which
-MKL's fp32 product does not offer: with it, speculation and batching do not change the text.
+Whichever product serves it, a row's result should not depend on how many rows share the pass: then speculation and
+batching do not change the text. MKL's fp32 product does not offer that; the ones here do, or are made to.
 
-The operators are the ones torch's own compiler emits for linear layers on CPU, but they are not documented API.
-Where they are missing or refuse (another torch, bf16 on a CPU without AVX-512), the plain product takes their place:
-same values up to rounding, without the promise about bits.
+On CPU the weights are put into oneDNN's blocked layout once, at load. That is also faster for more than one row (fp32,
+SmolLM2-135M, AVX2: 8 rows cost 1.3 to 1.5 times one row, against 2 times and more for torch.nn.functional.linear).
+The operators are the ones torch's own compiler emits for linear layers on CPU, but they are not documented API. Where
+they are missing or refuse (another torch, bf16 on a CPU without AVX-512), the plain product takes their place.
+
+Int8 is weight-only and symmetric, one scale an output: W[o, i] is near scale[o] * q[o, i] with q in -127 .. 127. The
+scale is rounded to the model's dtype before q is chosen, so that rounding costs nothing twice. torch's CPU kernel
+multiplies straight from q; in bf16 it is the fastest product there is without AVX-512, in fp32 it is slow. Elsewhere
+q is widened for each product: less memory, no less time.
+
+Where no product keeps its bits in company (measured at load, `keeps_bits`), rows go through it in tiles of one size,
+padded with zeros: every product then has the same shape.
 """
 
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
+
+INT8_LARGEST: Final = 127
+TILE_ROWS: Final = 16
+"""Rows of a tile: what a busy pass of rounds has, at little more than the price of one row."""
+
+_PROBE_SIZE: Final = 32
+_COMPANY: Final = (2, 3, 4, 5, 8, 9, 16, 33, 64)
+"""Numbers of rows with which a layer is tried; kernels change their ways at powers of two and at remainders."""
+
+
+class _Product(Protocol):
+    """y = x W^T + b for rows [T, in]."""
+
+    def __call__(self, rows: Tensor) -> Tensor: ...
+    def added_to(self, sums: Tensor, rows: Tensor) -> Tensor: ...
+    @property
+    def tensors(self) -> tuple[Tensor, ...]: ...
+
+
+class _Plain:
+    """torch.nn.functional.linear."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return linear(rows, self.weight, self.bias)
+
+    def added_to(self, sums: Tensor, rows: Tensor) -> Tensor:
+        return sums + self(rows)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class _Packed:
+    """oneDNN's product over its own layout; the addition is part of it, with the same bits."""
+
+    __slots__ = ("_bias", "_packed")
+
+    def __init__(self, plain: _Plain) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight)
+        self._bias = plain.bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+        return product
+
+    def added_to(self, sums: Tensor, rows: Tensor) -> Tensor:
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, sums, self._packed, self._bias, "add")
+        return total
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self._packed,) if self._bias is None else (self._packed, self._bias)
+
+
+class _Int8:
+    """Weights q int8 [out, in] and scales [out], widened for each product: the twin of the kernel below."""
+
+    __slots__ = ("_bias", "_scales", "_values")
+
+    def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        self._values = values
+        self._scales = scales
+        self._bias = bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        scaled = self._unscaled(rows)
+        return scaled if self._bias is None else scaled + self._bias
+
+    def _unscaled(self, rows: Tensor) -> Tensor:
+        return linear(rows, self._values.to(rows.dtype)) * self._scales
+
+    def added_to(self, sums: Tensor, rows: Tensor) -> Tensor:
+        return sums + self(rows)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        own = (self._values, self._scales)
+        return own if self._bias is None else (*own, self._bias)
+
+
+class _Int8Kernel(_Int8):
+    """The same by torch's CPU kernel for int8 weights."""
+
+    __slots__ = ()
+
+    def _unscaled(self, rows: Tensor) -> Tensor:
+        return torch._weight_int8pack_mm(rows.contiguous(), self._values, self._scales)
+
+
+class _Tiled:
+    """Another product, `tile` rows at a time, always of the same shape."""
+
+    __slots__ = ("_tile", "product")
+
+    def __init__(self, product: _Product, tile: int) -> None:
+        self.product = product
+        self._tile = tile
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        count, tile = len(rows), self._tile
+        padded = pad(rows, (0, 0, 0, -count % tile))
+        parts = [self.product(padded[at : at + tile]) for at in range(0, len(padded), tile)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[:count]
+
+    def added_to(self, sums: Tensor, rows: Tensor) -> Tensor:
+        return sums + self(rows)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.product.tensors
 
 
 class Linear:
     """y = x W^T + b. `weight` [out, in], `bias` [out] or None."""
 
-    __slots__ = ("_bias", "_packed", "_weight")
+    __slots__ = ("_product", "shape")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight: Tensor | None = weight
-        self._bias = bias
-        self._packed: Tensor | None = None
+        self.shape: tuple[int, ...] = tuple(weight.shape)
+        self._product: _Product = _Plain(weight, bias)
 
     @property
     def packed(self) -> bool:
-        return self._packed is not None
+        return isinstance(self._product, _Packed)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it keeps in memory."""
+        return self._product.tensors
 
     def pack(self) -> None:
         """Change to the blocked layout; the plain weight is let go."""
-        assert self._weight is not None, "packed before"
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight)
-        self._weight = None
+        self._product = _Packed(self._plain())
+
+    def quantise(self, device: torch.device, *, kernel: bool) -> None:
+        """Change to int8 weights on `device`; the plain ones are let go. `kernel`: by torch's CPU kernel."""
+        plain = self._plain()
+        values, scales = quantised(plain.weight)
+        bias = None if plain.bias is None else plain.bias.to(device)
+        self._product = (_Int8Kernel if kernel else _Int8)(values.to(device), scales.to(device), bias)
+
+    def tile(self, rows: int) -> None:
+        """From now on take rows in tiles of `rows`."""
+        whole = self._product.product if isinstance(self._product, _Tiled) else self._product
+        self._product = _Tiled(whole, rows)
+
+    def _plain(self) -> _Plain:
+        assert isinstance(self._product, _Plain), "changed before"
+        return self._product
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        if self._packed is not None:
-            product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
-            return product
-        assert self._weight is not None
-        return linear(rows, self._weight, self._bias)
+        return self._product(rows)
 
     def added_to(self, sums: Tensor, rows: Tensor) -> Tensor:
         """sums + y for `rows`, in one operation where that exists; the same bits either way."""
-        if self._packed is not None:
-            total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, sums, self._packed, self._bias, "add")
-            return total
-        return sums + self(rows)
+        return self._product.added_to(sums, rows)
 
 
-_PROBE_SIZE: Final = 32
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """q int8 [out, in] and scales [out] in the weight's dtype. An output of zeros has the scale 1."""
+    largest = weight.abs().amax(1).float()
+    scales = torch.where(largest > 0, largest / INT8_LARGEST, 1.0).to(weight.dtype)
+    # A scale rounded down leaves the largest weight a fraction above 127, hence the clamp.
+    steps = (weight.float() / scales.float()[:, None]).round_().clamp_(-INT8_LARGEST, INT8_LARGEST)
+    return steps.to(torch.int8), scales
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -68,3 +209,30 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
             return torch.equal(probe.added_to(rows, rows), 2 * rows)
     except (AttributeError, RuntimeError):
         return False
+
+
+def can_use_int8_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's int8 kernel works here: tried on a product whose exact value is known."""
+    if device.type != "cpu":
+        return False
+    probe = Linear(torch.eye(_PROBE_SIZE, dtype=dtype) * INT8_LARGEST, None)
+    rows = torch.arange(2 * _PROBE_SIZE, dtype=dtype).view(2, _PROBE_SIZE)
+    try:
+        with torch.inference_mode():
+            probe.quantise(device, kernel=True)
+            return torch.allclose(probe(rows), rows * INT8_LARGEST, rtol=0.01)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+@torch.inference_mode()
+def keeps_bits(layer: Linear, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a row gets the same bits from `layer` alone and in any company, as far as trying tells."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn((max(_COMPANY), layer.shape[1]), generator=generator).to(device, dtype)
+    alone = torch.cat([layer(row[None]) for row in rows[: _COMPANY[-3]]])
+    return all(
+        torch.equal(layer(rows[:count])[: len(alone)], alone[:count])
+        and torch.equal(layer(rows[-count:].flip(0))[-1:], layer(rows[-count:][:1]))
+        for count in _COMPANY
+    )

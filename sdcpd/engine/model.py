@@ -3,7 +3,7 @@
     x = embedding[tokens]
     for each layer:
         q, k, v = qkv(norm(x));  rotate q and k;  write k and v to the pool;  x += o(attention(q, pool))
-        x += down(silu(gate(norm(x))) * up(norm(x)))
+        x += mlp(norm(x))
     logits = head(norm(x))
 
 T is the number of tokens of the pass, of all sequences. Only attention knows of sequences; all else is done for the T
@@ -14,7 +14,6 @@ the same in all layers (angles, masks, indexes) is made once a pass.
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
-from torch.nn.functional import silu
 
 from sdcpd.engine.attention import PagedAttention
 from sdcpd.engine.batch import Segment
@@ -26,7 +25,17 @@ from sdcpd.engine.weights import Weights
 class Decoder:
     """A model on its device. Stateless between calls: keys and values live in the pool that is passed in."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        invariant: bool = True,
+    ) -> None:
+        """`invariant`: attention pads rows and keys so that a row's bits do not depend on its pass."""
+        self._invariant = invariant
         self._config = config
         self._weights = weights
         self._epsilon = torch.tensor(config.norm_epsilon, dtype=torch.float32, device=device)
@@ -47,10 +56,9 @@ class Decoder:
         """
         config = self._config
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+        windowed = frozenset(config.window_layers)
         turning = heads + kv_heads
-        attention = PagedAttention(
-            segments, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_tokens=page_tokens, like=pool
-        )
+        attentions = self._attentions(segments, page_tokens, pool)
         cosines, sines = self._rotation.at(positions)
         states = self._weights.embedding.index_select(0, tokens)
         for number, layer in enumerate(self._weights.layers):
@@ -63,11 +71,35 @@ class Decoder:
             turned = self._rotation.turn(turned, cosines, sines)
             memory[:kv_heads].index_copy_(1, slots, turned[:, heads:].transpose(0, 1))
             memory[kv_heads:].index_copy_(1, slots, projected[:, turning:].transpose(0, 1))
-            states = layer.o.added_to(states, attention(turned, memory))
-            normed = self._norm(states, layer.post_norm)
-            gate, up = layer.gate_up(normed).chunk(2, -1)
-            states = layer.down.added_to(states, silu(gate).mul_(up))
+            states = layer.o.added_to(states, attentions[number in windowed](turned, memory))
+            states = layer.mlp.added_to(states, self._norm(states, layer.post_norm))
         return states
+
+    def _attentions(
+        self, segments: tuple[Segment, ...], page_tokens: int, pool: Tensor
+    ) -> tuple[PagedAttention, PagedAttention]:
+        """Of the layers that see all keys, and of those with a window; one and the same while no text outgrows it."""
+        config, window = self._config, self._config.window
+
+        def attention(window: int | None) -> PagedAttention:
+            return PagedAttention(
+                segments,
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                page_tokens=page_tokens,
+                like=pool,
+                window=window,
+                invariant=self._invariant,
+            )
+
+        if window is None or all(segment.length <= window for segment in segments):
+            whole = attention(None)
+            return whole, whole
+        if len(config.window_layers) == config.layers:
+            windowed = attention(window)
+            return windowed, windowed
+        return attention(None), attention(window)
 
     def logits(self, states: Tensor) -> Tensor:
         """[N, hidden] as the last layer left them -> [N, vocabulary]."""

@@ -1,8 +1,9 @@
 """The shape of a model, read from the config.json of a Hugging Face folder (no torch here).
 
-Known: the families llama, mistral, qwen2 and qwen3, whose decoders differ only in biases, q/k norms and rotary
-scaling. The rule of this reader is that a field which changes the forward pass is either carried out or refused by
-name. A field that is skipped in silence gives a model that loads, answers, and is wrong.
+Known: the families llama, mistral, qwen2, qwen3 and qwen3_moe, whose decoders differ only in biases, q/k norms, rotary
+scaling, windows of attention and experts. The rule of this reader is that a field which changes the forward pass is
+either carried out or refused by name. A field that is skipped in silence gives a model that loads, answers, and is
+wrong.
 
 Sources: the fields as the `transformers` library writes them, in the spelling of version 4 (`rope_theta`,
 `rope_scaling`) and of version 5 (`rope_parameters`).
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 QWEN3_HEAD_DIM: Final = 128
 """head_dim of a Qwen3 config that does not state it; the other families divide hidden_size by the heads."""
 
@@ -37,6 +38,14 @@ class LinearRope(Struct, frozen=True, tag="linear", tag_field="type"):
 
     theta: Positive
     factor: Positive
+
+
+class DynamicRope(Struct, frozen=True, tag="dynamic", tag_field="type"):
+    """NTK-aware scaling that grows: beyond `original_context` a position turns by a base that grows with it."""
+
+    theta: Positive
+    factor: Positive
+    original_context: Count
 
 
 class Llama3Rope(Struct, frozen=True, tag="llama3", tag_field="type"):
@@ -63,17 +72,31 @@ class YarnRope(Struct, frozen=True, tag="yarn", tag_field="type"):
     truncate: bool
 
 
-Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope
+Rope = DefaultRope | LinearRope | DynamicRope | Llama3Rope | YarnRope
+
+
+class Experts(Struct, frozen=True):
+    """The layers whose MLP is a mixture: each token takes `chosen` of `count` experts of `intermediate` width.
+
+    `normalised`: the weights of the chosen ones are scaled to a sum of 1. Other layers have an ordinary MLP.
+    """
+
+    layers: tuple[int, ...]
+    count: Count
+    chosen: Count
+    intermediate: Count
+    normalised: bool
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
     """All that the forward pass needs to know beside the weights. Sizes are numbers of elements.
 
     `context_tokens` is the limit in effect (the model's own or the operator's lower one). It does not enter the pass:
-    the target digest is over the other fields.
+    the target digest is over the other fields. In the layers of `window_layers` a query sees the last `window` keys,
+    its own included; in the others all.
     """
 
-    family: Literal["llama", "mistral", "qwen2", "qwen3"]
+    family: Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"]
     vocabulary: Count
     hidden: Count
     intermediate: Count
@@ -89,6 +112,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     qk_norm: bool
     tied: bool
     context_tokens: Count
+    window: Count | None = None
+    window_layers: tuple[int, ...] = ()
+    experts: Experts | None = None
 
     @property
     def pass_fields(self) -> dict[str, Any]:
@@ -124,6 +150,13 @@ class _Raw(Struct):
     use_sliding_window: bool = False
     max_window_layers: int = 28
     layer_types: list[str] | None = None
+    num_experts: Count | None = None
+    num_local_experts: Count | None = None
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count | None = None
+    norm_topk_prob: bool = False
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: list[int] | None = None
     quantization_config: dict[str, Any] | None = None
 
 
@@ -170,15 +203,14 @@ def _read(octets: bytes, context_tokens: int | None) -> ModelConfig:
     except msgspec.DecodeError as error:
         raise ModelRefused(f"{error}. Use the config.json that came with the weights.") from error
     if raw.quantization_config is not None:
-        method = raw.quantization_config.get("quant_method", "an unnamed method")
         raise ModelRefused(
-            f"quantization_config names {method}; quantised checkpoints are not supported. Use the model's bf16, fp16 "
-            "or fp32 checkpoint."
+            f"quantization_config names {_quantised_as(raw.quantization_config)}; quantised checkpoints are not "
+            'supported. Use the model\'s bf16, fp16 or fp32 checkpoint; engine.quantization = "int8" makes it smaller.'
         )
     if raw.hidden_act != "silu":
         raise ModelRefused(f"hidden_act is {raw.hidden_act!r}; only 'silu' is supported. Use another model.")
-    context = _context(raw, context_tokens)
-    _check_window(raw, context)
+    rope = _rope(raw)
+    window, window_layers = _window(raw)
     return ModelConfig(
         family=raw.model_type,  # type: ignore[arg-type]  # _check_family was here
         vocabulary=raw.vocab_size,
@@ -189,13 +221,16 @@ def _read(octets: bytes, context_tokens: int | None) -> ModelConfig:
         kv_heads=_kv_heads(raw),
         head_dim=_head_dim(raw),
         norm_epsilon=raw.rms_norm_eps,
-        rope=_rope(raw),
-        qkv_bias=raw.model_type == "qwen2" or (raw.attention_bias and raw.model_type in ("llama", "qwen3")),
-        o_bias=raw.attention_bias and raw.model_type in ("llama", "qwen3"),
+        rope=rope,
+        qkv_bias=raw.model_type == "qwen2" or (raw.attention_bias and raw.model_type != "mistral"),
+        o_bias=raw.attention_bias and raw.model_type not in ("mistral", "qwen2"),
         mlp_bias=raw.mlp_bias and raw.model_type == "llama",
-        qk_norm=raw.model_type == "qwen3",
+        qk_norm=raw.model_type in ("qwen3", "qwen3_moe"),
         tied=raw.tie_word_embeddings,
-        context_tokens=context,
+        context_tokens=_context(raw, rope, context_tokens),
+        window=window,
+        window_layers=window_layers,
+        experts=_experts(raw) if raw.model_type == "qwen3_moe" else None,
     )
 
 
@@ -210,6 +245,26 @@ def _check_family(model_type: str) -> None:
         raise ModelRefused(
             f"model_type is {model_type!r}; supported are {', '.join(FAMILIES)}. Use a model of one of these families."
         )
+
+
+_QUANTISED: Final = {
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "mxfp4": "FP4 (mxfp4)",
+    "nvfp4": "FP4 (nvfp4)",
+    "modelopt": "ModelOpt",
+}
+"""How people call what quant_method says."""
+
+
+def _quantised_as(members: dict[str, Any]) -> str:
+    """The method by name. Some writers say only the number format: `fmt`, `quant_algo`, a bitsandbytes flag."""
+    method = members.get("quant_method")
+    formats = [str(members[key]) for key in ("quant_algo", "fmt", "format", "bnb_4bit_quant_type") if members.get(key)]
+    named = _QUANTISED.get(str(method), str(method)) if method else "an unnamed method"
+    return f"{named} ({', '.join(formats)})" if formats else named
 
 
 def _kv_heads(raw: _Raw) -> int:
@@ -242,36 +297,65 @@ def _head_dim(raw: _Raw) -> int:
     return head_dim
 
 
-def _context(raw: _Raw, limit: int | None) -> int:
+def _context(raw: _Raw, rope: Rope, limit: int | None) -> int:
+    """The model's own limit, or the lower one asked for. Dynamic scaling is there to go `factor` times beyond it."""
+    own, source = raw.max_position_embeddings, f"max_position_embeddings is {raw.max_position_embeddings}"
+    if isinstance(rope, DynamicRope):
+        own = max(own, int(own * rope.factor))
+        source += f" (with dynamic scaling by {rope.factor}: {own})"
     if limit is None:
-        return raw.max_position_embeddings
-    if limit > raw.max_position_embeddings:
-        raise ModelRefused(
-            f"max_position_embeddings is {raw.max_position_embeddings}, but context_tokens asks for {limit}. Lower "
-            "context_tokens or leave it out."
-        )
+        return own
+    if limit > own:
+        raise ModelRefused(f"{source}, but context_tokens asks for {limit}. Lower context_tokens or leave it out.")
     return limit
 
 
-def _check_window(raw: _Raw, context: int) -> None:
-    """Sliding-window attention is not implemented. A window that the context never outgrows changes nothing."""
+def _window(raw: _Raw) -> tuple[int | None, tuple[int, ...]]:
+    """The window and the layers it is in force in; (None, ()) where no text that the model takes outgrows it."""
     if raw.model_type == "llama":
-        return
+        return None, ()
     for layer_type in raw.layer_types or ():
         if layer_type not in ("full_attention", "sliding_attention"):
             raise ModelRefused(f"layer_types names {layer_type!r}, which is not supported. Use another model.")
     in_force = raw.model_type == "mistral" or raw.use_sliding_window
-    if raw.model_type in ("qwen2", "qwen3") and in_force:
-        if raw.layer_types is not None:
-            in_force = "sliding_attention" in raw.layer_types
+    if not in_force or raw.sliding_window is None:
+        return None, ()
+    if raw.sliding_window < 1:
+        raise ModelRefused(f"sliding_window is {raw.sliding_window}; a query sees at least itself (1), null is all")
+    layers = tuple(range(raw.num_hidden_layers))
+    if raw.model_type in ("qwen2", "qwen3"):
+        if raw.layer_types is None:
+            layers = layers[raw.max_window_layers :]
+        elif "sliding_attention" not in raw.layer_types:
+            return None, ()
+        elif len(raw.layer_types) != raw.num_hidden_layers:
+            raise ModelRefused(
+                f"layer_types has {len(raw.layer_types)} entries, but num_hidden_layers is {raw.num_hidden_layers}"
+            )
         else:
-            in_force = raw.max_window_layers < raw.num_hidden_layers
-    if in_force and raw.sliding_window is not None and raw.sliding_window < context:
-        raise ModelRefused(
-            f"sliding_window is {raw.sliding_window}, less than the context of {context} tokens, and sliding-window "
-            f"attention is not supported. Set context_tokens = {raw.sliding_window} (or less): up to there the model "
-            "is served exactly."
-        )
+            layers = tuple(layer for layer in layers if raw.layer_types[layer] == "sliding_attention")
+    if not layers or raw.sliding_window >= raw.max_position_embeddings:
+        return None, ()
+    return raw.sliding_window, layers
+
+
+def _experts(raw: _Raw) -> Experts | None:
+    """None when all layers are ordinary ones."""
+    count = raw.num_experts or raw.num_local_experts
+    if count is None:
+        raise ModelRefused("num_experts is missing. Use the config.json that came with the weights.")
+    chosen, intermediate = raw.num_experts_per_tok, raw.moe_intermediate_size
+    if chosen is None or intermediate is None:
+        missing = "num_experts_per_tok" if chosen is None else "moe_intermediate_size"
+        raise ModelRefused(f"{missing} is missing. Use the config.json that came with the weights.")
+    if chosen > count:
+        raise ModelRefused(f"num_experts_per_tok is {chosen}, more than the {count} experts there are")
+    ordinary = raw.mlp_only_layers or ()
+    step = raw.decoder_sparse_step
+    layers = tuple(layer for layer in range(raw.num_hidden_layers) if (layer + 1) % step == 0 and layer not in ordinary)
+    if not layers:
+        return None
+    return Experts(layers=layers, count=count, chosen=chosen, intermediate=intermediate, normalised=raw.norm_topk_prob)
 
 
 def _rope(raw: _Raw) -> Rope:
@@ -323,15 +407,15 @@ def _rope(raw: _Raw) -> Rope:
                 truncate=rope.truncate is not False,
             )
         case "dynamic":
-            raise ModelRefused(
-                f"{member} has the rope type 'dynamic', whose frequencies change with the length of the text, so that "
-                "cached keys go stale. It is not supported: remove the scaling (the model then works up to its "
-                "original context), or use linear, llama3 or yarn if the model was trained with one of them."
+            return DynamicRope(
+                theta=theta,
+                factor=_need(member, "factor", rope.factor),
+                original_context=raw.max_position_embeddings,  # as published: no other member counts here
             )
         case other:
             raise ModelRefused(
-                f"{member} has the rope type {other!r}; supported are default, linear, llama3 and yarn. Use another "
-                "model."
+                f"{member} has the rope type {other!r}; supported are default, linear, dynamic, llama3 and yarn. Use "
+                "another model."
             )
 
 

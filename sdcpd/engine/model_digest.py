@@ -2,7 +2,9 @@
 
 Target: SHA-256("SDCPD-TARGET-1" || 00 || deterministic_cbor({config, dtype, files})), where `files` maps the name of
 each weight file to the SHA-256 of its octets, `dtype` is the effective one, and `config` holds the fields of
-config.json that enter the forward pass, as read: two spellings of one meaning have one digest.
+config.json that enter the forward pass, as read: two spellings of one meaning have one digest. Where weights are
+quantised at load there is a fourth member, `quantization`. KV computed by one target is of no use to another: whoever
+stores it names it by this digest.
 Tokenizer: SHA-256("SDCPD-TOKENIZER-1" || 00 || octets of tokenizer.json).
 
 Hashing gigabytes at each start would be felt, so a file's hash is kept in a small record, valid while the file's size
@@ -74,6 +76,7 @@ def target_digest(
     dtype: str,
     cache: Path | None = None,
     progress: Callable[[float], None] | None = None,
+    quantization: str = "none",
 ) -> bytes:
     """32 octets that name this model as it is run here. Raises ModelRefused.
 
@@ -90,7 +93,9 @@ def target_digest(
                 progress((before + done) / max(1, sum(sizes)))
 
         files[name] = _file_hash(folder / name, cache, hashed)
-    described = {"config": config.pass_fields, "dtype": dtype, "files": files}
+    described: dict[str, object] = {"config": config.pass_fields, "dtype": dtype, "files": files}
+    if quantization != "none":
+        described["quantization"] = quantization
     return hashlib.sha256(TARGET_TAG + cbor2.dumps(described, canonical=True)).digest()
 
 

@@ -1,11 +1,19 @@
 """Which work shares the next pass (no torch). Rounds first, prefill with what is left of the token budget.
 
 A pass costs nearly the same for a few more rows, so every round and every self-decoded token that is ready goes along,
-oldest first. Prefill chunks fill the rest: a long prompt therefore delays a round by at most one chunk, and never waits
-for ever, because a share of every pass is kept for it.
+those that wait longest first. Prefill chunks fill the rest: a long prompt therefore delays a round by at most one
+chunk, and never waits for ever, because a share of every pass is kept for it.
+
+Among prompts the shortest go first, so that a short one need not wait for a long one; the oldest gets at least half of
+what there is for prompts in a pass, so that it ends.
+
+How long a round waits. Rounds go in the order in which they became ready, and none that fits is left out for a later
+one. With a budget of B tokens, at least R = B - B // 4 of them are for rounds. If W tokens of rounds stand before it
+and M is the longest round, it runs in one of the next W // (R - M + 1) + 1 passes. Each of these has at most B tokens,
+of which at most `chunk_tokens` are of prompts. (It may also have to wait for a page: roles/kv_room.py.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -63,11 +71,19 @@ def choose(
         rounds.append(one)
         left -= len(one.span.tokens)
     left = min(chunk, max(left, 0) + kept)
-    chunks: list[tuple[bytes, Span]] = []
-    for prompt in prefills:
-        if left <= 0:
-            break
-        tokens = prompt.tokens[:left]
-        left -= len(tokens)
-        chunks.append((prompt.key, Span(sequence=prompt.sequence, tokens=tokens, start=prompt.start, rows=0)))
-    return Mix(rounds=tuple(rounds), prefills=tuple(chunks))
+    return Mix(rounds=tuple(rounds), prefills=tuple(_chunks(prefills, left)))
+
+
+def _chunks(prefills: Sequence[Prefill], left: int) -> Iterator[tuple[bytes, Span]]:
+    """Chunks of at most `left` tokens together: the shortest prompts first, but half of it for the oldest."""
+    if not prefills:
+        return
+    oldest = prefills[0]
+    kept = min(len(oldest.tokens), left - left // 2)
+    for prompt in sorted(prefills, key=lambda one: len(one.tokens)):  # stable: among equals the oldest first
+        if prompt is oldest:
+            kept = 0
+        tokens = prompt.tokens[: left - kept]
+        if tokens:
+            left -= len(tokens)
+            yield prompt.key, Span(sequence=prompt.sequence, tokens=tokens, start=prompt.start, rows=0)

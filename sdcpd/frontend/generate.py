@@ -63,7 +63,15 @@ class Generator:
         if not ask.ignore_eos:
             stop.update(text.stop)
         return GenerationRequest(
-            model=ask.model, prompt=prompt, max_new=max_new, stop=tuple(sorted(stop)), speculation=ask.speculation
+            model=ask.model,
+            prompt=prompt,
+            max_new=max_new,
+            stop=tuple(sorted(stop)),
+            speculation=ask.speculation,
+            temperature_milli=ask.sampling.temperature_milli,
+            top_k=ask.sampling.top_k,
+            top_p_milli=ask.sampling.top_p_milli,
+            seed=ask.sampling.seed,
         )
 
     async def answer(

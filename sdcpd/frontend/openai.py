@@ -1,10 +1,12 @@
 """Requests of the OpenAI API for chat and text completions, read into one plain value.
 
 Which fields there are: the Structs below are the honoured ones, the tables in fields.py the known ones that must be
-neutral, all others are refused. Decoding is greedy: `temperature` must be absent or 0; `top_p`, `top_k`, `min_p` and
-`seed` cannot move an argmax and are accepted within their ranges. `stop_token_ids`, `ignore_eos`, `top_k`, `min_p` and
-`chat_template_kwargs` are extensions known from vLLM. Our own: `"speculation": "on" | "off"`, on by default; off
-decodes the same answer without a drafter.
+neutral, all others are refused. `temperature` is 0 when absent: decoding is greedy, and `top_p`, `top_k`, `min_p` and
+`seed`, which cannot move an argmax, are accepted within their ranges. Above 0 the answer is sampled under `top_k` (0
+and -1: off) and `top_p`, in thousandths; `min_p` must then be 0. With a `seed` the same request has the same answer,
+however it is drafted and batched; negative seeds count modulo 2^64. `stop_token_ids`, `ignore_eos`, `top_k`, `min_p`
+and `chat_template_kwargs` are extensions known from vLLM. Our own: `"speculation": "on" | "off"`, on by default; off
+decodes without a drafter.
 
 `max_tokens` absent means 16 for text completions, as in the OpenAI API (less if the context ends earlier), and what
 the context holds for chat.
@@ -20,6 +22,7 @@ from sdcpd.frontend.duplicates import refuse_duplicates
 from sdcpd.frontend.errors import ApiError, context_length_exceeded, invalid, unsupported
 from sdcpd.frontend.fields import CHAT, COMPLETION, STREAM_OPTIONS, read_fields
 from sdcpd.frontend.messages import read_messages
+from sdcpd.protocol.draws import choice_seed
 from sdcpd.protocol.terms import TOKEN_LIMIT
 from sdcpd.roles.generation import STOP_TOKENS_LIMIT
 
@@ -70,6 +73,15 @@ class Conversation(Struct, frozen=True):
     variables: dict[str, object]
 
 
+class SamplingWish(Struct, frozen=True, kw_only=True):
+    """How to choose tokens, in the units of a generation request. Temperature 0: greedy, whatever the rest says."""
+
+    temperature_milli: int = 0
+    top_k: int = 0
+    top_p_milli: int = 1000
+    seed: int | None = None
+
+
 class Ask(Struct, frozen=True, kw_only=True):
     """A request with nothing left to check but what needs the model: its template, tokens and context.
 
@@ -86,6 +98,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
     speculation: bool = True
+    sampling: SamplingWish = SamplingWish()
     stream: bool = False
     include_usage: bool = False
 
@@ -147,8 +160,6 @@ def _ask(
     max_new_param: str,
     default_max_new: int | None,
 ) -> Ask:
-    if request.temperature:
-        raise unsupported("temperature", "sampling is not supported yet; send temperature 0")
     options = read_fields(request.stream_options or {}, _StreamOptions, STREAM_OPTIONS, "stream_options.")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "stream_options is allowed only with stream: true")
@@ -162,8 +173,22 @@ def _ask(
         stop_tokens=_read_stop_tokens(request.stop_token_ids or []),
         ignore_eos=bool(request.ignore_eos),
         speculation=request.speculation != "off",
+        sampling=_read_sampling(request),
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
+    )
+
+
+def _read_sampling(request: _Common) -> SamplingWish:
+    if not request.temperature:
+        return SamplingWish()
+    if request.min_p:
+        raise unsupported("min_p", "min_p: not supported above temperature 0; send 0 or leave it out")
+    return SamplingWish(
+        temperature_milli=max(1, round(1000 * request.temperature)),  # 0 would be greedy, which was not asked for
+        top_k=max(0, request.top_k or 0),
+        top_p_milli=1000 if request.top_p is None else round(1000 * request.top_p),
+        seed=None if request.seed is None else choice_seed(request.seed, 0),
     )
 
 

@@ -133,7 +133,11 @@ def load_config(path: Path, overrides: Sequence[str] = (), roles: str | None = N
 
 def config_warnings(config: Config) -> list[str]:
     """What is legal but probably not meant (decision 103)."""
-    return [warning for name, ladder in config.ladder.items() for warning in ladders.warnings(name, ladder)]
+    found = [warning for name, ladder in config.ladder.items() for warning in ladders.warnings(name, ladder)]
+    drafter = config.drafter
+    if drafter.draft_model is not None and drafter.method in ("ngram", "suffix"):
+        found.append(f'drafter.draft_model is there, but drafter.method = "{drafter.method}" runs no model')
+    return found
 
 
 __all__ = ["DEFAULT_PATH", "Config", "ConfigRefused", "NodeSettings", "RoleName", "config_warnings", "load_config"]

@@ -143,6 +143,7 @@ def _check_models(config: "Config") -> Iterator[Fault]:
             "is empty, so clients could name no model.",
             'Add [[frontend.models]] with name and path, a folder with the text files of the model ("tokenizer.json").',
         )
+    yield from _check_drafter(config)
     if config.drafter.tokenizer is not None:
         yield from _check_model_folder("drafter.tokenizer", config.drafter.tokenizer)
     elif "drafter" in config.roles and config.engine is None:
@@ -151,6 +152,21 @@ def _check_models(config: "Config") -> Iterator[Fault]:
             "is missing; a drafter must know whose tokens it proposes.",
             "Name the target model's folder; config.json and tokenizer.json are read, no weights.",
         )
+
+
+def _check_drafter(config: "Config") -> Iterator[Fault]:
+    """What the method of drafting needs."""
+    settings = config.drafter
+    if settings.draft_model is not None:
+        yield from _check_model_folder("drafter.draft_model.model", settings.draft_model.model)
+    elif settings.method in ("draft_model", "frequency_hybrid") and "drafter" in config.roles:
+        yield Fault(
+            "drafter.draft_model",
+            f'is missing; method = "{settings.method}" runs a model.',
+            'Add [drafter.draft_model] with model = "/path/to/it", or set method = "suffix", which needs none.',
+        )
+    if settings.suffix.corpus is not None:
+        yield from _check_path("drafter.suffix.corpus", settings.suffix.corpus)
 
 
 def _check_ladders(config: "Config") -> Iterator[Fault]:

@@ -9,6 +9,7 @@
     sdcpctl cancel ID           end a session, for its client too
     sdcpctl fence ID            write a fence into a session's log: its verifier can commit nothing more
     sdcpctl certs ...           make and show certificates: certs_command.py, which asks no daemon
+    sdcpctl model ...           inspect a model's folder, make one of a GGUF file: model_command.py, neither does it
 
 The last four are answered once they are under way, where the router runs; they are the same steps that the router takes
 when a verifier's status expires, a drafter is to be replaced or a client leaves.
@@ -32,6 +33,7 @@ from rich.table import Table
 
 from sdcpd import __version__
 from sdcpd.node.certs_command import add_certs, run_certs
+from sdcpd.node.model_command import add_model, run_model
 
 DEFAULT_SOCKET: Final = "/run/sdcpd/sdcpd.sock"
 ANSWER_TIMEOUT_S: Final = 10
@@ -56,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(_ids_last(sys.argv[1:] if arguments is None else arguments))
     if options.command == "certs":
         return run_certs(options)
+    if options.command == "model":
+        return run_model(options)
     method, resource = "GET", f"/{options.command}"
     if options.command in WITH_ID:
         if not options.id:
@@ -102,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("instances", parents=[shared], help="instances the router knows of")
     _add_commands(commands, shared)
     add_certs(commands)
+    add_model(commands)
     return result
 
 

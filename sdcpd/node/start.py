@@ -19,11 +19,12 @@ import trio
 from prometheus_client import disable_created_metrics
 
 from sdcpd.cache.files import RealFiles
-from sdcpd.drafting.lookup_source import LookupSource
+from sdcpd.drafting.settings import DraftModelSettings
 from sdcpd.engine.device_nodes import why_no_cuda
 from sdcpd.engine.model_config import ModelRefused
 from sdcpd.engine.settings import EngineSettings
 from sdcpd.node.config import Config, ConfigRefused
+from sdcpd.node.draft_parts import make_lookup
 from sdcpd.node.logs import configure_logs
 from sdcpd.node.node import Node, NotStarted, World
 from sdcpd.node.notify import Notifier, watchdog_limit_s
@@ -50,23 +51,26 @@ def run(config: Config, read_again: Callable[[], Config]) -> int:
     # A time for each series would double the page, and is of use to nobody.
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves this one without types
     thread = PassThread("passes")
+    draft_thread = thread if shares_thread(config) else PassThread("drafts")
     notifier = Notifier(os.environ)
     code = OK
     try:
-        world = real_world(config, thread, notifier)
+        world = real_world(config, thread, draft_thread, notifier)
         trio.run(_main, config, world, notifier, read_again, strict_exception_groups=True)
     except BaseException as error:
         code = _explain(error)
-    if thread.busy:  # a model was still loading: its thread cannot be stopped, and the interpreter must not wait for it
+    if thread.busy or draft_thread.busy:
+        # A model was still loading: its thread cannot be stopped, and the interpreter must not wait for it.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
-def real_world(config: Config, thread: PassThread, notifier: Notifier) -> World:
-    """What production runs on. Passes of the model run in `thread`."""
+def real_world(config: Config, thread: PassThread, draft_thread: PassThread, notifier: Notifier) -> World:
+    """What production runs on. Passes of the model run in `thread`, those of a draft model in `draft_thread`."""
     state = Path(config.node.state_dir)
+    drafts = config.drafter.draft_model
     return World(
         clock=SystemClock(),
         wall_clock=time.time,
@@ -74,8 +78,18 @@ def real_world(config: Config, thread: PassThread, notifier: Notifier) -> World:
         workers=ThreadWorkers(),
         files=lambda: RealFiles(state / JOURNAL),
         load_engine=partial(_load_engine, config.engine, thread, state / DIGESTS, notifier),
-        draft_source=lambda: LookupSource(config.drafter.lookup),
+        draft_source=partial(make_lookup, config),
+        load_draft_engine=partial(_load_engine, drafts, draft_thread, state / DIGESTS, notifier),
     )
+
+
+def shares_thread(config: Config) -> bool:
+    """Whether the draft model's passes run in the target's thread: both on this node, and nobody divided the cores.
+
+    Two pools of threads that each take all cores starve each other; passes that take turns do not.
+    """
+    drafts = config.drafter.draft_model
+    return drafts is not None and drafts.threads == 0 and {"drafter", "verifier"} <= set(config.roles)
 
 
 async def _load_engine(
@@ -101,13 +115,16 @@ def _load(settings: EngineSettings, tell: Callable[[str, float], None], digests:
     """In the pass thread: importing torch alone takes seconds, in which the event loop must go on."""
     from sdcpd.engine.forward import Engine as ModelEngine
 
-    engine = ModelEngine.load(settings, tell, digests)
+    engine = ModelEngine.load(settings, tell, digests, drafts=isinstance(settings, DraftModelSettings))
     info = engine.info
     log.info(
         "model loaded",
         model=settings.model,
         device=info.device,
         dtype=info.dtype,
+        quantization=info.quantization,
+        numerics=info.numerics,
+        weights_bytes=info.weights_bytes,
         context_tokens=info.context_tokens,
         pages=info.pages,
         page_tokens=info.page_tokens,

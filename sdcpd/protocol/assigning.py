@@ -7,6 +7,7 @@ from msgspec import UNSET
 from sdcpd.protocol.encoding import encode_tokens
 from sdcpd.protocol.messages import Assignment, SessionState
 from sdcpd.protocol.placement_values import Plan, Publish
+from sdcpd.protocol.policy_lane import PolicyLane
 
 
 class Assignments:
@@ -15,9 +16,10 @@ class Assignments:
     An assignment that states committed tokens names the object that holds them; it is written once a round.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, policies: PolicyLane) -> None:
         self.state: SessionState | None = None
         self._plan = plan
+        self._policies = policies
         self._published: int | None = None  # the round whose tokens were published last
 
     @property
@@ -43,7 +45,7 @@ class Assignments:
         return Publish(ref=self._ref(self.known), octets=encode_tokens(tuple(tokens)))
 
     def message(self, verifier: str, target: str, seq: int) -> Assignment:
-        """The assignment for `target`, copied from the verifier's answer."""
+        """The assignment for `target`, copied from the verifier's answer, with the profile that drafters may know."""
         state = self.known
         return Assignment(
             session=self._plan.session,
@@ -56,9 +58,10 @@ class Assignments:
             committed=state.committed,
             digest=state.digest,
             committed_tokens=self._ref(state) if state.committed > 0 and self.ready else UNSET,
+            sampling=self._policies.for_drafters(),
             m_init=self._plan.m_init,
             seq=seq,
         )
 
     def _ref(self, state: SessionState) -> str:
-        return f"{self._plan.objects}{state.epoch}/{state.round}/tokens"
+        return self._plan.tokens_ref(state.epoch, state.round)

@@ -10,6 +10,8 @@ from sdcpd.protocol.fleet import Fleet
 from sdcpd.protocol.placement_values import Close, Drop, Lost, Outcome, Plan, Refused, passing, retry_after_s
 from sdcpd.protocol.retry_lane import Lane, Outbox
 
+CleanupLane = Lane[Close] | Lane[Drop]
+
 
 class Cleanup:
     """The closing of one session.
@@ -41,7 +43,7 @@ class Cleanup:
         """Drafters with a DELETE under way: an assignment sent there now could be taken for the one to be dropped."""
         return self._drops.keys()
 
-    def lanes(self) -> tuple[Lane[Close] | Lane[Drop], ...]:
+    def lanes(self) -> tuple[CleanupLane, ...]:
         return (self._close, *self._drops.values())
 
     def close(self, verifier: str, now: float, *, open_in_flight: bool, open_lost: bool) -> None:

@@ -31,25 +31,13 @@ class DirectoryRecord(Message, frozen=True, kw_only=True):
     claim: str | UnsetType = field(default=UNSET, name="sdcpd_claim")  # a nonce of its writer: no two write the same
 
 
-def first_open(plan: Plan) -> SessionOpen:
-    """The session-open that begins a session (6.1)."""
-    return SessionOpen(
-        session=plan.session,
-        epoch=FIRST_EPOCH,
-        contract=plan.contract,
-        prompt=plan.prompt,
-        commit_log=plan.commit_log,
-        router=plan.router,
-    )
-
-
 def write_directory_record(
     plan: Plan, *, verifier: str, epoch: int, drafter: str | None, policies: Sequence[Policy] = ()
 ) -> bytes:
     """The record's octets, the same for the same state."""
     return encode(
         DirectoryRecord(
-            open=first_open(plan),
+            open=plan.opening(FIRST_EPOCH),
             verifier=verifier,
             epoch=epoch,
             drafter=UNSET if drafter is None else drafter,

@@ -16,8 +16,9 @@ An assignment that arrives while a proposal is out is kept aside until the outco
 have decided the round before it answered the router (43). A higher epoch is the exception: its verifier is another
 one, the old proposal can no longer be committed, so it is forgotten at once and its outcome ignored.
 
-The machine knows no tasks, clocks, sources or addresses; `now` is passed in. Proposing ahead on the assumption of full
-acceptance (59) is not built: the sources that exist draft faster than a verdict is read.
+The machine knows no tasks, clocks, sources or addresses; `now` is passed in. What is drafted ahead on the assumption of
+full acceptance (59) is none of its business: it is proposed like any other draft, once this machine holds the digest
+that it was made for.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from sdcpd.protocol.digests import contract_digest, extend, prompt_digest
+from sdcpd.protocol.draft_rows import DraftRow, inline
 from sdcpd.protocol.draft_steps import Assigned, Ignored, Proceed, Resend, Settled, Step, Stop, StopReason
 from sdcpd.protocol.messages import Assignment, Contract, Proposal, Sampling, SessionState, Status, Verdict
 from sdcpd.protocol.problems import BadContract, Conflict, IllFormed, SessionClosed, StaleEpoch
@@ -42,6 +44,7 @@ _OVERTAKEN = frozenset(
         StopReason.REFUSED,
     }
 )
+_RULES = tuple(int(rule) for rule in Rule)
 _STOPPING = {
     Action.SWITCH: StopReason.SWITCHED,
     Action.SELF_DECODE: StopReason.SELF_DECODING,
@@ -68,8 +71,8 @@ def check_identity(assignment: Assignment, identity: Identity) -> None:
         raise BadContract("this drafter does not run the contract's tokenizer")
     if contract.drafters is not UNSET and identity.model not in contract.drafters:
         raise BadContract("the contract's drafters do not include this drafter's model")
-    if contract.rule != Rule.GREEDY:
-        raise BadContract(f"acceptance rule {contract.rule} is not supported yet")
+    if contract.rule not in _RULES:
+        raise BadContract(f"acceptance rule {contract.rule} is not known here; known are {_RULES}")
 
 
 def _order(assignment: Assignment) -> tuple[int, int | UnsetType]:
@@ -156,7 +159,7 @@ class DraftSession:
 
     @property
     def sampling(self) -> Sampling | UnsetType:
-        """The profile in force, if it was updated (6.6). Rule 1 does not look at it."""
+        """The profile in force, if it was updated (6.6): a hint for a source that samples; correctness needs none."""
         return self._assignment.sampling
 
     @property
@@ -293,14 +296,25 @@ class DraftSession:
 
     # Proposals and their outcomes
 
-    def propose(self, tokens: Sequence[int], status: Status) -> Proposal:
+    def propose(
+        self,
+        tokens: Sequence[int],
+        status: Status,
+        *,
+        rows: Sequence[DraftRow] = (),
+        q_rows: str | UnsetType = UNSET,
+    ) -> Proposal:
         """The one proposal of the next round. Only when READY; 1 <= len(tokens) <= limit, each token < 2^32.
 
-        Tokens after a stop token are cut off: they could be accepted, but never emitted.
+        Tokens after a stop token are cut off: they could be accepted, but never emitted. Under rule 2 `rows` has a row
+        for each token, and `q_rows` names the object that holds or would hold them; they also go inline where they are
+        short (decision 101).
         """
         assert self._stopped is None, "stopped: no more proposals"
         assert self._outstanding is None, "6.2: not more than one outstanding proposal per session"
         assert 1 <= len(tokens) <= self.limit
+        tokens = _up_to_stop(tokens, self.contract.stop)
+        short = None if q_rows is UNSET else inline(rows[: len(tokens)])
         self._outstanding = Proposal(
             session=self.session,
             epoch=self.epoch,
@@ -308,7 +322,9 @@ class DraftSession:
             drafter=self._assignment.drafter,
             base=len(self._tokens),
             base_digest=self._digest,
-            tokens=_up_to_stop(tokens, self.contract.stop),
+            tokens=tokens,
+            q_rows=q_rows,
+            q=UNSET if short is None else short,
             status=status,
         )
         return self._outstanding
@@ -352,6 +368,8 @@ class DraftSession:
         match status, suffix:
             case 409, "sdcp-stale-base":
                 return self._stale_base(sent, state, retry_after_s)
+            case 409, "sdcp-q-unavailable" if sent.q_rows is not UNSET:
+                return Resend(sent, retry_after_s or None, publish=True)
             case 409, "sdcp-stale-epoch":
                 return self._end(StopReason.STALE_EPOCH, "the session has another epoch")
             case 422, "sdcp-limit":
@@ -450,7 +468,8 @@ class DraftSession:
         if len(sent.tokens) == 1:
             return self._end(StopReason.REFUSED, "a limit below one token")
         self._m_cap = m_cap if m_cap is not None and 1 <= m_cap < len(sent.tokens) else 1
-        self._outstanding = replace(sent, tokens=sent.tokens[: self._m_cap])
+        q = sent.q if sent.q is UNSET else sent.q[: self._m_cap]
+        self._outstanding = replace(sent, tokens=sent.tokens[: self._m_cap], q=q)
         return Resend(self._outstanding, 0)
 
 

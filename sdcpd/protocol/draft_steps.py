@@ -57,11 +57,12 @@ class Resend(Struct, frozen=True):
     """Send exactly this proposal (again; decisions 36, 46).
 
     `retry_after_s` is 0 for a shortened proposal, which need not wait; above 0 it is the time that the verifier
-    named; None leaves the wait to the drafter.
+    named; None leaves the wait to the drafter. `publish`: its draft rows first, they were not to be had (36, 63).
     """
 
     proposal: Proposal
     retry_after_s: int | None = None
+    publish: bool = False
 
 
 class Stop(Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import UnsetType
 
 from sdcpd.protocol.fleet import DrafterNeed, Fleet, Instance
-from sdcpd.protocol.placement_values import Plan
+from sdcpd.protocol.placement_values import Outcome, Patience, Plan, passing, retry_after_s
 
 LONGEST_REST_S: Final = 300.0
 """Rests double up to this."""
@@ -23,10 +23,11 @@ LEAST_REST_S: Final = 1.0
 class DrafterChoice:
     """The session's own knowledge of drafters. `exclude` is for good, `rest` for a while, `pause` for all of them."""
 
-    def __init__(self, plan: Plan, fleet: Fleet, rest_s: float) -> None:
+    def __init__(self, plan: Plan, fleet: Fleet, patience: Patience) -> None:
         self._plan = plan
         self._fleet = fleet
-        self._rest_s = rest_s
+        self._tries = patience.tries
+        self._rest_s = patience.drafter_rest_s
         self._excluded: set[str] = set()  # only asked, never iterated; no larger than the fleet
         self._rests: dict[str, tuple[float, float]] = {}  # drafter: (until, length of its last rest)
         self._paused_until = 0.0
@@ -45,6 +46,21 @@ class DrafterChoice:
         """Let a drafter alone for as long as it asked."""
         last = self._rests.get(drafter, (0.0, 0.0))[1]
         self._rests[drafter] = (now + min(max(rest_s, LEAST_REST_S), LONGEST_REST_S), last)
+
+    def judged(self, drafter: str, outcome: Outcome, tries: int, now: float) -> str | None:
+        """What it means that an assignment was not accepted: why somebody else is to be named, or None: try it again
+        (44). One that may not or cannot is excluded, one that is full or silent rests."""
+        asked_s = retry_after_s(outcome)
+        if not passing(outcome):
+            self.exclude(drafter)
+            return "drafter_refused"
+        if asked_s is not None:
+            self.rest_for(drafter, asked_s, now)
+            return "drafter_overloaded"
+        if tries < self._tries:
+            return None
+        self.rest(drafter, now)
+        return "drafter_unreachable"
 
     def pause(self, now: float) -> None:
         """Choose nobody for a while: the fault was not the drafter's and would meet the next one as well."""

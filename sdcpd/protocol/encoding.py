@@ -47,11 +47,15 @@ def encode_tokens(tokens: tuple[int, ...]) -> bytes:
 
 
 def _in_order(members: dict[str, Any]) -> dict[str, Any]:
-    """A map whose keys, and those of maps in it, are in their canonical order. Arrays of maps are none of ours."""
+    """A map whose keys, and those of maps in it, are in their canonical order. An array holds maps only or none."""
     ordered = {}
     for key in sorted(sorted(members), key=len):
         member = members[key]
-        ordered[key] = _in_order(member) if type(member) is dict else member
+        if type(member) is dict:
+            member = _in_order(member)
+        elif type(member) is list and member and type(member[0]) is dict:
+            member = [_in_order(entry) for entry in member]
+        ordered[key] = member
     return ordered
 
 

@@ -34,6 +34,7 @@ from sdcpd.protocol.placement_values import (
     FIRST_EPOCH,
     Accepted,
     AskState,
+    Ending,
     FailingOver,
     LogText,
     Outcome,
@@ -417,3 +418,11 @@ def _holds(one: Instance, length: int, vocabulary: int | None) -> bool:
     if not isinstance(context, UnsetType) and context < length:
         return False
     return isinstance(words_, UnsetType) or vocabulary is None or words_ == vocabulary
+
+
+def ending_of(result: Over | GaveUp) -> Ending:
+    """How the session ends for its client when it cannot, or need not, be taken over."""
+    if isinstance(result, GaveUp):
+        return Ending(finish=Action.FAIL, reason=result.reason, detail=result.detail)
+    found = result.ending
+    return Ending(finish=found.finish, reason=found.reason, cancelled=found.reason == "cancelled", gone=True)

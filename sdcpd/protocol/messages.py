@@ -26,6 +26,9 @@ from sdcpd.protocol.terms import (
 LADDER_ENTRIES_LIMIT = 1024
 """Array cap of `contract.fallback` (decision 103)."""
 
+INLINE_ENTRIES_LIMIT = 256
+"""Non-zero entries of a draft row that still travel inside a proposal (decision 101)."""
+
 
 class Message(Struct, frozen=True, kw_only=True):
     """Base of all open messages: unknown keys are ignored (5.2)."""
@@ -144,6 +147,13 @@ class Status(Message, frozen=True, kw_only=True):
     declined: tuple[SessionId, ...] | UnsetType = UNSET  # decision 102
 
 
+class InlineRow(Message, frozen=True, kw_only=True):
+    """The non-zero entries of one row of q: token ids, and for each a binary32 in little-endian order (101)."""
+
+    ids: Annotated[tuple[Uint, ...], Meta(max_length=INLINE_ENTRIES_LIMIT)]
+    values: Annotated[bytes, Meta(max_length=4 * INLINE_ENTRIES_LIMIT)]
+
+
 class Proposal(Message, frozen=True, kw_only=True):
     """POST proposals: drafter to verifier (6.2). Token ids are range-checked by the session (decision 22)."""
 
@@ -155,6 +165,9 @@ class Proposal(Message, frozen=True, kw_only=True):
     base_digest: Hash32
     tokens: Annotated[tuple[Uint, ...], Meta(min_length=1)]
     q_rows: CacheRef | UnsetType = UNSET
+    q: Annotated[tuple[InlineRow, ...], Meta(max_length=M_MAX_LIMIT)] | UnsetType = field(
+        default=UNSET, name="sdcpd_q"
+    )  # decision 101: the same rows as q_rows, one a position
     draft_kv: CacheRef | UnsetType = UNSET
     status: Status
 

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sdcpd.protocol.directory import first_open, read_directory_record, write_directory_record
+from sdcpd.protocol.directory import read_directory_record, write_directory_record
 from sdcpd.protocol.failover import Resumable
 from sdcpd.protocol.messages import SessionState
 from sdcpd.protocol.placement_values import (
@@ -33,6 +33,7 @@ from sdcpd.protocol.placement_values import (
     retry_after_s,
     words,
 )
+from sdcpd.protocol.policy_lane import PolicyLane
 from sdcpd.protocol.problems import Problem, StaleEpoch
 from sdcpd.protocol.retry_lane import MainLane
 from sdcpd.protocol.terms import Action
@@ -59,10 +60,11 @@ class Opening:
     `lost`: some session-open may yet be carried out. `tag` is the entity tag of the record as it was written last.
     """
 
-    def __init__(self, plan: Plan, lane: MainLane, patience: Patience) -> None:
+    def __init__(self, plan: Plan, lane: MainLane, patience: Patience, policies: PolicyLane) -> None:
         self.lost = False
         self.tag: str | None = None
         self._plan = plan
+        self._policies = policies
         self._lane = lane
         self._patience = patience
         self._epoch = FIRST_EPOCH
@@ -80,14 +82,16 @@ class Opening:
 
     def _send(self, verifier: str, epoch: int, resumed: Resumable | None, now: float) -> None:
         self.lost, self._epoch, self._since = False, epoch, now
-        message = first_open(self._plan)
+        message = self._plan.opening(FIRST_EPOCH)
         if resumed is not None:
             message = replace(message, epoch=epoch, resume=resumed.resume)
         self._opening = Open(verifier=verifier, message=message)
         if self._plan.record is None:
             self._lane.send(self._opening, now)
             return
-        self._record = write_directory_record(self._plan, verifier=verifier, epoch=epoch, drafter=None)
+        self._record = write_directory_record(
+            self._plan, verifier=verifier, epoch=epoch, drafter=None, policies=self._policies.recorded()
+        )
         self._write(now)
 
     def _write(self, now: float) -> None:

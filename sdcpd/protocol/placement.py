@@ -27,9 +27,9 @@ from msgspec import UnsetType
 from sdcpd.protocol.assigning import Assignments
 from sdcpd.protocol.cleanup import Cleanup
 from sdcpd.protocol.drafter_choice import DrafterChoice
-from sdcpd.protocol.failover import Adopted, Failover, GaveUp, Over, Result, Resumable
+from sdcpd.protocol.failover import Adopted, Failover, GaveUp, Over, Result, Resumable, ending_of
 from sdcpd.protocol.fleet import Fleet
-from sdcpd.protocol.messages import Assignment, Event, SessionState
+from sdcpd.protocol.messages import Event, Sampling, SessionState
 from sdcpd.protocol.naming_order import NamingOrder
 from sdcpd.protocol.opening import Opening, Overtaken, Unopened
 from sdcpd.protocol.output_copy import OutputCopy
@@ -55,6 +55,7 @@ from sdcpd.protocol.placement_values import (
     retry_after_s,
     words,
 )
+from sdcpd.protocol.policy_lane import PolicyLane
 from sdcpd.protocol.retry_lane import AnyLane, Lane, MainLane, Outbox, Step
 from sdcpd.protocol.terms import Action, State
 from sdcpd.protocol.verifier_watch import VerifierWatch
@@ -63,10 +64,9 @@ from sdcpd.protocol.verifier_watch import VerifierWatch
 class Placement:
     """One session. `start` once; then `outcome`, `event`, `tick`, `fail_over`, `switch` and `cancel` in any order.
 
-    `verifier` serves the session at `epoch`, or is asked to open it, or was lost while it is RECOVERING.
-    `ending` is set when it is known how the session ended; `done` is true when nothing is left to be cleaned up.
-    `target` is who carries the session on: a drafter's URI, the verifier's own (110), or None for nobody.
-    `round` is the last one the verifier told of.
+    `verifier` serves the session at `epoch`, is asked to open it, or was lost while it is RECOVERING. `ending` is set
+    when it is known how the session ended; `done` is true when nothing is left to be cleaned up. `target` carries the
+    session on: a drafter's URI, the verifier's own (110), or None. `round` is the last one the verifier told of.
     """
 
     def __init__(self, plan: Plan, fleet: Fleet, patience: Patience) -> None:
@@ -82,12 +82,13 @@ class Placement:
         self._outbox = Outbox(patience, plan.jitter)
         self._main: MainLane = Lane(self._outbox)
         self._reader = OutputReader(plan, self.epoch, self._outbox)
-        self._opening = Opening(plan, self._main, patience)
+        self._policies = PolicyLane(plan, self._outbox)
+        self._opening = Opening(plan, self._main, patience, self._policies)
         self._failover = Failover(plan, fleet, patience, self._outbox, self._reader.copy)
         self._cleanup = Cleanup(plan, fleet, self._outbox)
         self._order = NamingOrder(plan.incarnation)
-        self._choice = DrafterChoice(plan, fleet, patience.drafter_rest_s)
-        self._assignments = Assignments(plan)
+        self._choice = DrafterChoice(plan, fleet, patience)
+        self._assignments = Assignments(plan, self._policies)
         self._watch = VerifierWatch(fleet, plan.verifier, plan.verifier_boot)
         self._target_boot: bytes | None = None
         self._named_at = 0  # committed length when the target was named
@@ -95,8 +96,6 @@ class Placement:
         self._unprofitable = False  # the verifier asked for 110 (event kind 3)
         self._follows = False  # another router cares for the session: it is read, and nobody is named (89)
         self._decodes_alone = True  # until the answer to a 110 lacks state 3
-
-    # -- what others may ask ------------------------------------------------------------------------------------
 
     @property
     def output(self) -> OutputCopy:
@@ -121,11 +120,8 @@ class Placement:
     def next_deadline(self) -> float | None:
         """When `tick` has something to do besides looking at the fleet."""
         dues = [lane.due for lane in self._lanes() if lane.due is not None]
-        dues += self._reader.next_deadlines()
-        failover_due = self._failover.next_deadline()
-        return min(dues if failover_due is None else [*dues, failover_due], default=None)
-
-    # -- inputs -------------------------------------------------------------------------------------------------
+        dues += [due for due in (*self._reader.next_deadlines(), self._failover.next_deadline()) if due is not None]
+        return min(dues, default=None)
 
     def start(self, now: float) -> tuple[Step, ...]:
         """Send session-open (6.1). At this epoch to this verifier only, whatever becomes of it (decision 30)."""
@@ -151,6 +147,11 @@ class Placement:
             self._read_outcome(outcome, now)
         elif self._failover.lane.answers(call):
             self._recover(self._failover.outcome(outcome, now), now)
+        elif self._policies.lane.answers(call):
+            if self._policies.outcome(outcome, now):
+                self._policy_taken(now)
+            elif self._policies.refused:
+                self._fail("policy_refused", words(outcome), now)
         elif self._cleanup.outcome(call, outcome, now) and self.ending is not None and not self._cleanup.closing:
             self._main.clear()  # a session-open still under way no longer matters
         return self._outbox.take()
@@ -166,6 +167,12 @@ class Placement:
             if not isinstance(event.round, UnsetType):
                 self.round = max(self.round, event.round)
             self._act_on(event, now)
+        return self._outbox.take()
+
+    def set_sampling(self, sampling: Sampling, now: float) -> tuple[Step, ...]:
+        """Another sampling profile from the next round boundary on that can be had (6.6)."""
+        if self.phase not in (Phase.ENDING, Phase.ENDED):
+            self._policies.change(sampling, self.round, now)
         return self._outbox.take()
 
     def cancel(self, now: float) -> tuple[Step, ...]:
@@ -190,15 +197,12 @@ class Placement:
         """Time passed or the fleet changed: judge verifier and target, look for a drafter, repeat what is due."""
         if self.ending is None:
             self._supervise(now)
-        if self._failover.active:
-            self._recover(self._failover.tick(now), now)
+        self._recover(self._failover.tick(now), now)
         if self._reader.tick(now):
             self._fail("output_behind", "the verifier states more output than it delivers", now)
         for lane in self._lanes():
             lane.repeat(now)
         return self._outbox.take()
-
-    # -- opening, naming, assigning -----------------------------------------------------------------------------
 
     def _main_outcome(self, outcome: Outcome, now: float) -> None:
         if self.ending is not None:
@@ -223,7 +227,7 @@ class Placement:
             case SessionState() as state:
                 if self._note_state(state, now):
                     self._reader.begin(now)
-                    self._place(None, now)  # policies in force (92) are to be posted before this; none exist yet
+                    self._place(None, now)
             case Unopened():
                 self._fail_over("unopened", now)
             case Overtaken():
@@ -241,15 +245,16 @@ class Placement:
         if self._follows:
             self.phase, self.target = Phase.SETTLED, None
             return
-        chosen, target = None, self.verifier if self._decodes_alone else None
+        if self._policies.holds_back(now):
+            self.phase = Phase.NAMING  # as soon as the policy is taken
+            return
+        # Nobody at all (None): the verifier waits (state 2) and the fleet is looked at again with every tick.
+        chosen, target, self._target_boot = None, self.verifier if self._decodes_alone else None, None
         if self._wants_drafter or not self._decodes_alone:
             chosen = self._choice.candidate(now, avoid=avoid, dropping=self._cleanup.dropping)
         if chosen is not None:
             target, self._target_boot = chosen.uri, chosen.boot
             self._fleet.placed(chosen.uri)
-        else:
-            # Nobody at all (None): the verifier waits (state 2) and the fleet is looked at again with every tick.
-            self._target_boot = None
         if self._assigned is not None and self._assigned != target:
             self._cleanup.drop(self._assigned, now)
             self._assigned = None
@@ -259,10 +264,22 @@ class Placement:
         if target is None:
             self.phase = Phase.SETTLED
             return
+        self._named_at = len(self.output)
+        self._name(target, now)
+
+    def _name(self, target: str, now: float) -> None:
         self.phase = Phase.NAMING
         self._order.next()
-        self._named_at = len(self.output)
-        self._main.send(Name(verifier=self.verifier, message=self._message(target)), now)
+        self._main.send(
+            Name(verifier=self.verifier, message=self._assignments.message(self.verifier, target, self.seq)), now
+        )
+
+    def _policy_taken(self, now: float) -> None:
+        """The verifier has the profile: name somebody if that waited for it, else tell the drafter (decision 51)."""
+        if self.phase is Phase.NAMING and self._main.action is None:
+            self._place(None, now)
+        elif self.drafter is not None and self.phase in (Phase.ASSIGNING, Phase.SETTLED):
+            self._name(self.drafter, now)
 
     def _name_outcome(self, outcome: Outcome, now: float) -> None:
         if isinstance(outcome, SessionState):
@@ -314,35 +331,23 @@ class Placement:
             self._choice.pause(now)  # without these tokens no drafter can start
             self._place("tokens_unpublished", now)
 
-    def _message(self, target: str) -> Assignment:
-        return self._assignments.message(self.verifier, target, self.seq)
-
     def _assign(self, now: float) -> None:
         assert self.target is not None
-        self.phase = Phase.ASSIGNING
-        self._assigned = self.target
-        self._main.send(Assign(message=self._message(self.target)), now)
+        self.phase, self._assigned = Phase.ASSIGNING, self.target
+        self._main.send(Assign(message=self._assignments.message(self.verifier, self.target, self.seq)), now)
 
     def _assign_outcome(self, drafter: str, outcome: Outcome, now: float) -> None:
-        asked_s = retry_after_s(outcome)
         if isinstance(outcome, Accepted):
             self._main.clear()
             self.phase = Phase.SETTLED
-        elif not passing(outcome):
-            self._choice.exclude(drafter)  # it may not or cannot (44); another may
-            self._assigned = None
-            self._place("drafter_refused", now)
-        elif asked_s is not None:
-            self._choice.rest_for(drafter, asked_s, now)  # full (44)
-            self._assigned = None
-            self._place("drafter_overloaded", now)
-        elif self._main.tries < self._patience.tries:
+            return
+        reason = self._choice.judged(drafter, outcome, self._main.tries, now)
+        if reason is None:
             self._main.wait(now)
-        else:
-            self._choice.rest(drafter, now)
-            self._place("drafter_unreachable", now)
-
-    # -- events and supervision ---------------------------------------------------------------------------------
+            return
+        if reason != "drafter_unreachable":  # that one may have it, and is to be told otherwise
+            self._assigned = None
+        self._place(reason, now)
 
     def _act_on(self, event: Event, now: float) -> None:
         if event.kind in (Action.FINISH, Action.FAIL):
@@ -363,12 +368,10 @@ class Placement:
 
     def _supervise(self, now: float) -> None:
         """6.9 and decision 95: who is silent too long or restarted is lost; 110: who appears is used."""
-        if self.phase is Phase.RECOVERING:
-            return
-        lost = self._watch.trouble(now)
+        lost = None if self.phase is Phase.RECOVERING else self._watch.trouble(now)
         if lost is not None:
             self._fail_over(lost, now)
-        elif self.phase in (Phase.OPENING, Phase.ENDING):
+        elif self.phase in (Phase.OPENING, Phase.ENDING, Phase.RECOVERING):
             return
         elif self.drafter is not None:
             trouble = self._choice.trouble(self.drafter, self._target_boot, now)
@@ -394,6 +397,7 @@ class Placement:
         self.phase, self.target = Phase.RECOVERING, None
         self._main.clear()
         self._reader.leave()
+        self._policies.lane.clear()
         avoid = None if kind in ("restarted", "moved") else self.verifier  # these are as good as any
         self._failover.begin(self.epoch, now, avoid=avoid, to=to)
 
@@ -404,12 +408,15 @@ class Placement:
                 self.verifier, self.epoch = verifier, epoch
                 self.round = max(self.round, resume.round)
                 self._assignments.moved(resume.round)
+                self._policies.reopened(verifier, resume.round)
                 self._unprofitable, self._decodes_alone, self._follows = False, True, False
                 self._reader.move(verifier, epoch)
                 self.phase = Phase.OPENING
                 self._opening.resume(result, now)
             case Adopted(verifier=verifier, state=state, follow=follow):
                 self._watch.found(verifier, now)
+                if not follow:
+                    self._policies.reopened(verifier, state.round)
                 self.verifier = verifier
                 if state.epoch > self.epoch:
                     self.epoch = state.epoch
@@ -418,15 +425,10 @@ class Placement:
                 if self._note_state(state, now):
                     self._reader.begin(now)
                     self._place(None, now)
-            case Over(ending=end):
-                cancelled = end.reason == "cancelled"
-                self._end(Ending(finish=end.finish, reason=end.reason, cancelled=cancelled, gone=True), now)
-            case GaveUp(reason=reason, detail=detail):
-                self._fail(reason, detail, now)
+            case Over() | GaveUp():
+                self._end(ending_of(result), now)
             case None:  # pragma: no branch
                 pass
-
-    # -- ends ---------------------------------------------------------------------------------------------------
 
     def _note_state(self, state: SessionState, now: float) -> bool:
         """Take the verifier's word on where the session stands; False when there is nothing to place any more."""
@@ -473,28 +475,26 @@ class Placement:
         self._end(Ending(finish=Action.FAIL, reason=reason, detail=detail), now)
 
     def _end(self, ending: Ending, now: float) -> None:
-        """The session is over for the client; what it holds elsewhere is being let go."""
+        """The session is over for the client; what it holds elsewhere is being let go. A finishing drafter learns it
+        from its verdict: dropping it here would only race with that."""
         assert self.ending is None
-        opening = self.phase is Phase.OPENING
-        lost = self.phase is Phase.RECOVERING and not self._watch.alive(now)
-        self.ending = ending
-        self.phase = Phase.ENDED
+        opening, recovering = self.phase is Phase.OPENING, self.phase is Phase.RECOVERING
+        gone = ending.gone or self._follows or (recovering and not self._watch.alive(now))
+        self.ending, self.phase = ending, Phase.ENDED
         if ending.stats is not None:
             self.round = max(self.round, ending.stats.rounds)  # rounds are consecutive from 1, and this counts them
         self._reader.leave()
         self._failover.stop()
+        self._policies.lane.clear()
         open_in_flight = self._main.in_flight and isinstance(self._main.action, Open)
-        if not open_in_flight:
-            self._main.clear()
-        if not (ending.gone or lost or self._follows) and (open_in_flight or self._opening.lost or not opening):
-            self._cleanup.close(
-                self.verifier, now, open_in_flight=open_in_flight, open_lost=opening and self._opening.lost
-            )
-        else:
+        open_lost = opening and self._opening.lost
+        closes = not gone and (open_in_flight or self._opening.lost or not opening)
+        if closes:
+            self._cleanup.close(self.verifier, now, open_in_flight=open_in_flight, open_lost=open_lost)
+        if not (closes and open_in_flight):
             self._main.clear()
         if self._assigned is not None and ending.finish is not Action.FINISH:
-            # A finishing drafter learns it from its verdict; dropping it here would only race with that.
             self._cleanup.drop(self._assigned, now)
 
     def _lanes(self) -> tuple[AnyLane, ...]:
-        return (self._main, self._reader.lane, self._failover.lane, *self._cleanup.lanes())
+        return (self._main, self._reader.lane, self._failover.lane, self._policies.lane, *self._cleanup.lanes())

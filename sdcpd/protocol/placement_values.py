@@ -7,9 +7,18 @@ call under the deadline it has for that kind and reports exactly one outcome, or
 from enum import Enum
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from sdcpd.protocol.messages import Assignment, Contract, Output, SessionOpen, SessionState, SpeculationStats
+from sdcpd.protocol.messages import (
+    Assignment,
+    Contract,
+    Output,
+    Policy,
+    Sampling,
+    SessionOpen,
+    SessionState,
+    SpeculationStats,
+)
 from sdcpd.protocol.terms import Action
 
 FIRST_EPOCH: Final = 1
@@ -38,7 +47,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     of every `seq` (decision 111). `nonce` makes this router's fences (decision 85) and records its own.
     `record` is where the directory record goes (106), None for a session without one, and `model` the name a client
     used. `jitter` in [0.5, 1] stretches this session's backoffs, so that sessions which failed together do not retry
-    together.
+    together. `policy` is a profile that is for the verifier alone, in force from round 1 (decision 18).
     """
 
     session: bytes
@@ -57,6 +66,22 @@ class Plan(Struct, frozen=True, kw_only=True):
     record: str | None = None
     model: str = ""
     jitter: float = 1.0
+    policy: Sampling | UnsetType = UNSET
+
+    def tokens_ref(self, epoch: int, round_: int) -> str:
+        """cache-ref of the tokens committed up to a round."""
+        return f"{self.objects}{epoch}/{round_}/tokens"
+
+    def opening(self, epoch: int) -> SessionOpen:
+        """The session-open of 6.1."""
+        return SessionOpen(
+            session=self.session,
+            epoch=epoch,
+            contract=self.contract,
+            prompt=self.prompt,
+            commit_log=self.commit_log,
+            router=self.router,
+        )
 
 
 class Patience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +130,13 @@ class Name(Call, frozen=True, kw_only=True):
 
     verifier: str
     message: Assignment
+
+
+class SetPolicy(Call, frozen=True, kw_only=True):
+    """POST sessions/{id}/policy at the verifier (6.6)."""
+
+    verifier: str
+    message: Policy
 
 
 class Publish(Call, frozen=True, kw_only=True):
@@ -180,7 +212,19 @@ class AskState(Call, frozen=True, kw_only=True):
 
 
 PlacementAction = (
-    Open | Name | Publish | Assign | Drop | Read | Close | ReadLog | WriteLog | WriteRecord | ReadRecord | AskState
+    Open
+    | Name
+    | SetPolicy
+    | Publish
+    | Assign
+    | Drop
+    | Read
+    | Close
+    | ReadLog
+    | WriteLog
+    | WriteRecord
+    | ReadRecord
+    | AskState
 )
 
 
@@ -224,8 +268,8 @@ class Stored(Struct, frozen=True):
 
 
 Outcome = SessionState | Output | LogText | RecordText | Stored | Accepted | Refused | Lost
-"""SessionState answers Open, Name and AskState, Output answers Read, LogText ReadLog, RecordText ReadRecord, Stored
-WriteRecord, Accepted the rest."""
+"""SessionState answers Open, Name, SetPolicy and AskState, Output answers Read, LogText ReadLog, RecordText ReadRecord,
+Stored WriteRecord, Accepted the rest."""
 
 
 class Ending(Struct, frozen=True, kw_only=True):

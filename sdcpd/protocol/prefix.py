@@ -66,6 +66,12 @@ class Prefix:
         return self.output[-1] if self.output else self.prompt[-1]
 
     @property
+    def known(self) -> tuple[int, ...]:
+        """Prompt and output up to the tip: `last_position` + 1 tokens. Its KV can be computed anew from them."""
+        ahead = [pending.record for pending in self._pending if isinstance(pending.record, CommitRecord)]
+        return (*self.prompt, *self.output, *(token for record in ahead for token in record.emitted))
+
+    @property
     def last_position(self) -> int:
         """Position of `last_token` in prompt and output; the KV before it is what a pass relies on."""
         return len(self.prompt) + self.tip.committed - 1

@@ -5,14 +5,14 @@ Nothing is moved here: `decide` makes the record that the session hands out for 
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from sdcpd.protocol import digests, escalation
-from sdcpd.protocol.acceptance import accept_greedy, cut
+from sdcpd.protocol.acceptance import Accepted, accept_equal, cut
 from sdcpd.protocol.commit_log import CommitRecord, Control, write_record
-from sdcpd.protocol.messages import Contract, Proposal
+from sdcpd.protocol.messages import Contract, Proposal, Sampling
 from sdcpd.protocol.session_values import Pending, Point
-from sdcpd.protocol.terms import Action
+from sdcpd.protocol.terms import Action, Rule
 
 
 def decide(
@@ -24,13 +24,20 @@ def decide(
     best: Sequence[int],
     proposed: int | None,
     load: int,
+    sampling: Sampling | UnsetType = UNSET,
 ) -> Pending:
     """The round after `point`.
 
-    `scored` holds the proposed tokens that were scored, `best` the argmax of each of their rows and of the one after.
-    `proposed` is M, or None for a self-decoded round, which leaves c, g, j and m_cap alone (decision 80).
+    `scored` holds the proposed tokens that were scored. `best` is what the target says to them: under rules 1 and 65281
+    its own token at each of their rows and at the one after; under rule 2 the a tokens that passed their tests, then
+    the additional one. `proposed` is M, or None for a self-decoded round, which leaves c, g, j and m_cap alone (80).
+    `sampling` is the profile if it changed with this round.
     """
-    outcome = accept_greedy(scored, best)
+    if contract.rule == Rule.SPECULATIVE_SAMPLING:
+        outcome = Accepted(accepted=len(best) - 1, additional=best[-1])
+        assert tuple(best[:-1]) == tuple(scored[: outcome.accepted])
+    else:
+        outcome = accept_equal(scored, best)
     block = cut(
         (*scored[: outcome.accepted], outcome.additional),
         stop=contract.stop,
@@ -59,6 +66,7 @@ def decide(
         m_cap=UNSET if proposed is None else min(counters.limit, contract.m_max),
         low=counters.c,
         load=load,
+        sampling=sampling,
     )
     after = Point(
         round=point.round + 1,
@@ -86,4 +94,5 @@ def same_proposal(one: Proposal, other: Proposal) -> bool:
         and one.base_digest == other.base_digest
         and one.tokens == other.tokens
         and one.q_rows == other.q_rows
+        and one.q == other.q
     )

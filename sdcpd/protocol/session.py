@@ -35,22 +35,17 @@ from sdcpd.protocol.commit_log import (
     write_record,
 )
 from sdcpd.protocol.deadlines import Deadlines
+from sdcpd.protocol.draft_rows import VALUE_BYTES
 from sdcpd.protocol.events import Events
 from sdcpd.protocol.log_history import LADDER_EXHAUSTED
-from sdcpd.protocol.messages import Assignment, Event, Output, Proposal, SessionOpen, SessionState, Verdict
+from sdcpd.protocol.messages import Assignment, Event, Output, Policy, Proposal, SessionOpen, SessionState, Verdict
 from sdcpd.protocol.named_drafter import NamedDrafter
 from sdcpd.protocol.output import page
-from sdcpd.protocol.problems import (
-    BadContract,
-    BadProposal,
-    IllFormed,
-    LimitExceeded,
-    SessionClosed,
-    StaleBase,
-    StaleEpoch,
-)
+from sdcpd.protocol.problems import BadContract, BadProposal, IllFormed, SessionClosed, StaleEpoch
+from sdcpd.protocol.proposal_checks import check_base, check_content, check_limit, known_round, scoreable
 from sdcpd.protocol.round_counts import RoundCounts
-from sdcpd.protocol.rounds import decide, same_proposal
+from sdcpd.protocol.rounds import decide
+from sdcpd.protocol.sampling import Profiles
 from sdcpd.protocol.self_decoding import Period
 from sdcpd.protocol.session_values import (
     Append,
@@ -98,6 +93,9 @@ class Session:
         self.reason: str | None = None
         self.named = NamedDrafter()
         self.counts = RoundCounts(opened.contract.m_max)
+        self.profiles = Profiles(opened.contract)
+        if taken is not None:
+            self.profiles.take_over(taken.history.commits)
         self.prefix = starting_prefix(opened, prompt, log_tag, taken)
         self._instance = instance
         self._vocabulary = vocabulary
@@ -197,14 +195,23 @@ class Session:
     def _check_assignment(self, assignment: Assignment, repeat: bool) -> None:
         if assignment.epoch != self.epoch:
             raise StaleEpoch(f"epoch {assignment.epoch} is not {self.epoch}", state=self.session_state())
-        if self.closed or self._ending is not None:
-            raise self._closed_problem()
+        self._refuse_if_ended()
         if assignment.contract != self.contract:
             raise BadContract("contract: not the one this session was opened with; a contract never changes (4.1)")
         if assignment.m_init == 0:
             raise IllFormed("m_init: 0 is not allowed; send at least 1")
         if not repeat:
             self.named.check_seq(assignment, self.session_state())
+
+    # Policies (6.6)
+
+    def policy(self, policy: Policy) -> SessionState:
+        """POST policy: another sampling profile from a round on. Raises what Profiles.accept raises (50, 51)."""
+        self._refuse_if_stopped()
+        self._refuse_if_ended()
+        current = self._in_flight.round if self._in_flight is not None else self.prefix.tip.round
+        self.profiles.accept(policy, current=current, state=self.session_state())
+        return self.session_state()
 
     # Proposals (6.3 steps 1 to 5; order by decision 60)
 
@@ -218,58 +225,47 @@ class Session:
         self.named.authorize(peer, proposal)
         if proposal.epoch != self.epoch:
             raise StaleEpoch(f"epoch {proposal.epoch} is not {self.epoch}", state=self.session_state())
-        known = self._known_round(proposal)
+        known = known_round(proposal, self.prefix, self._proposal, self.session_state())
         if known is not None:
             return known
-        if self.closed or self._ending is not None:
-            raise self._closed_problem()
+        self._refuse_if_ended()
         self.named.authorize_new_round()
-        self._check_base(proposal)
-        self._check_tokens(proposal, now)
-        self.named.proposed()
+        check_base(proposal, self.prefix.at, self.session_state())
+        check_limit(proposal, self.m_cap, self._limits.round_row_bytes // (VALUE_BYTES * self._vocabulary))
+        try:
+            rows = check_content(proposal, self.contract, self._vocabulary)
+        except BadProposal:
+            self._refusal(now)
+            raise
+        if rows is not None:
+            self.named.proposed()
         self._proposal = proposal
         self._deadlines.proposed()
-        return Begin(work=self._next_work(self._scoreable(proposal)))
+        return Begin(work=self._next_work(scoreable(proposal, self.contract, self.prefix.at.committed)), rows=rows)
 
-    def _known_round(self, proposal: Proposal) -> Replay | Join | None:
-        """Step 3: decided, or being verified for an identical request, or (decision 61) for another one."""
-        if proposal.round <= self.prefix.at.round:
-            verdict = self.prefix.verdict(self.id, proposal.round)
-            return Replay(verdict=verdict) if verdict is not None else None
-        if self._proposal is None or proposal.round != self._proposal.round:
-            return None
-        if same_proposal(proposal, self._proposal):
-            return Join(round=proposal.round)
-        raise StaleBase("another proposal of this round is being verified", state=self.session_state(), retry_after_s=1)
+    def _refusal(self, now: float) -> None:
+        """A proposal of the drafter named was refused for what it is. Three in a row end the assignment (82).
 
-    def _check_base(self, proposal: Proposal) -> None:
-        """Step 4."""
-        at = self.prefix.at
-        if proposal.base != at.committed or proposal.base_digest != at.digest:
-            raise StaleBase(f"base {proposal.base} is not the committed prefix", state=self.session_state())
-        if proposal.round != at.round + 1:
-            raise StaleBase(f"round {proposal.round} is not {at.round + 1}", state=self.session_state())
-
-    def _check_tokens(self, proposal: Proposal, now: float) -> None:
-        """The limit, then step 5 as far as rule 1 has it (decisions 22, 57).
-
-        Three bad proposals in a row end the assignment; being over m_cap is none, since we named it (decision 82).
+        Being over m_cap is none: we named the cap.
         """
-        proposed = len(proposal.tokens)
-        if proposed > self.m_cap:
-            raise LimitExceeded(f"tokens: {proposed} proposed, m_cap is {self.m_cap}", m_cap=self.m_cap)
-        for token in proposal.tokens:
-            if token >= self._vocabulary:
-                if self.named.refused() >= self._limits.refusals_limit:
-                    self._hand_back(Action.SWITCH, "proposals refused", now)
-                raise BadProposal(f"tokens: {token} is outside the vocabulary of {self._vocabulary}")
+        if self.named.refused() >= self._limits.refusals_limit:
+            self._hand_back(Action.SWITCH, "proposals refused", now)
 
-    def _scoreable(self, proposal: Proposal) -> tuple[int, ...]:
-        """The proposed tokens that max_new leaves room for; those beyond can never be emitted (decision 58).
+    def rows_obtained(self, ticket: int) -> bool:
+        """Step 5 is done for the work with this ticket: all its draft rows are in hand and passed. False: unwanted."""
+        if not self.wants(ticket):
+            return False
+        self.named.proposed()
+        return True
 
-        This changes no verdict: if all that remain are accepted the round finishes, whatever follows them.
-        """
-        return proposal.tokens[: self.contract.max_new - self.prefix.at.committed]
+    def rows_refused(self, ticket: int, now: float) -> bool:
+        """The draft rows of this work are bad or cannot be had: the round is rejected, nothing is consumed (63)."""
+        if not self.wants(ticket):
+            return False
+        self._in_flight = self._proposal = None
+        self._deadlines.verdict_sent(now)
+        self._refusal(now)
+        return True
 
     def awaited(self, round_: int) -> Verdict | None:
         """For a request that waits on `round_`: its verdict, or None while it is open.
@@ -280,10 +276,9 @@ class Session:
         verdict = self.prefix.verdict(self.id, round_)
         if verdict is not None:
             return verdict
-        if self.closed or self._ending is not None:
-            raise self._closed_problem()
+        self._refuse_if_ended()
         assert self._proposal is not None
-        assert self._proposal.round == round_, "an open proposal ends by a verdict, by the end or by being stopped"
+        assert self._proposal.round == round_, "ends by a verdict, the end, being stopped; refusals the caller knows"
         return None
 
     # Scoring and commit (6.3 steps 6 to 9)
@@ -291,16 +286,20 @@ class Session:
     def _next_work(self, proposed: tuple[int, ...]) -> Work:
         """Work on top of the tip: the last known token, then the proposed ones."""
         self._tickets += 1
+        round_ = self.prefix.tip.round + 1
         self._in_flight = Work(
             ticket=self._tickets,
-            round=self.prefix.tip.round + 1,
+            round=round_,
             start=self.prefix.last_position,
             tokens=(self.prefix.last_token, *proposed),
+            committed=self.prefix.tip.committed,
+            rule=self.contract.rule,
+            profile=self.profiles.in_force(round_),
         )
         return self._in_flight
 
     def scored(self, ticket: int, best: Sequence[int], *, load: int) -> bool:
-        """Steps 7 to 9 on argmax rows p[1..M+1] of the work with this ticket: make the record, commit nothing.
+        """Steps 7 to 9 for the work with this ticket: make the record, commit nothing. `best` is as `decide` has it.
 
         Returns False when the work is no longer wanted (cancelled, reassigned, stopped) and its rows are dropped.
         """
@@ -316,6 +315,7 @@ class Session:
             best=best,
             proposed=len(self._proposal.tokens) if self._proposal is not None else None,
             load=load,
+            sampling=self.profiles.changed_with(work.round),
         )
         if pending.self_decoded:
             self._period.token_scored()
@@ -489,9 +489,10 @@ class Session:
     def _say(self, kind: Action, reason: str | None) -> None:
         self._events.say(kind, self.prefix.at, seq=self.named.seq, reason=reason)
 
-    def _closed_problem(self) -> SessionClosed:
-        why = f": {self.reason}" if self.reason else ""
-        return SessionClosed(f"the session has ended{why}", state=self.session_state())
+    def _refuse_if_ended(self) -> None:
+        if self.closed or self._ending is not None:
+            why = f": {self.reason}" if self.reason else ""
+            raise SessionClosed(f"the session has ended{why}", state=self.session_state())
 
     def _refuse_if_stopped(self) -> None:
         if self.stopped is not None:

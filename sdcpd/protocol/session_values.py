@@ -3,6 +3,8 @@
 from msgspec import Struct
 
 from sdcpd.protocol.commit_log import CommitRecord, EndRecord
+from sdcpd.protocol.distributions import Profile
+from sdcpd.protocol.draft_rows import CheckedRow
 from sdcpd.protocol.escalation import Counters
 from sdcpd.protocol.messages import Verdict
 from sdcpd.protocol.terms import Action
@@ -16,6 +18,7 @@ class SessionLimits(Struct, frozen=True, kw_only=True):
     switch_repeat_s: float = 5.0
     waiting_limit_s: float = 60.0
     refusals_limit: int = 3
+    round_row_bytes: int = 16 << 20  # dense draft rows of one proposal that are worth fetching (decision 99)
     output_page_tokens: int = 4096  # decision 39
     appends_ahead: int = 2  # self-decoded tokens computed before the first of them is durable (decision 81)
 
@@ -24,13 +27,17 @@ class Work(Struct, frozen=True):
     """Tokens to score in one pass: the last token of the prefix, then the proposed ones; all rows are wanted.
 
     `start` is the position of `tokens[0]`, which is also the number of positions whose KV must be valid. `ticket`
-    names this piece of work: an answer with an old ticket is dropped.
+    names this piece of work: an answer with an old ticket is dropped. `rule` and `profile` say how the rows are judged;
+    `committed` output tokens precede the round.
     """
 
     ticket: int
     round: int
     start: int
     tokens: tuple[int, ...]
+    committed: int
+    rule: int
+    profile: Profile
 
 
 class Replay(Struct, frozen=True):
@@ -46,9 +53,14 @@ class Join(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True):
-    """A new round: score this."""
+    """A new round: score this.
+
+    `rows` are its checked draft rows, () where the rule needs none. None: they have to be obtained, and nothing may be
+    drawn before (6.3 step 5); `rows_obtained` or `rows_refused` says how that ended.
+    """
 
     work: Work
+    rows: tuple[CheckedRow, ...] | None
 
 
 class Append(Struct, frozen=True):

@@ -54,3 +54,9 @@ def join(base: str, path: str) -> str:
     assert path, "an empty path names no resource"
     assert not path.startswith("/"), f"{path!r} is not relative"
     return base + path
+
+
+def beside(base: str, role: str) -> str:
+    """The base URI of another role on the same node as `base` (decision 112): its last segment replaced."""
+    parent, _, _ = base.rstrip("/").rpartition("/")
+    return f"{parent}/{role}/"

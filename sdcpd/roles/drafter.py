@@ -3,7 +3,8 @@
 A session's life here:
 1. `assign` judges an assignment, fetches what it refers to, and hands it to the session's machine
    (protocol/draft_session.py). A first one starts the session's task.
-2. The task brings the draft source to the committed prefix, lets it draft, chooses M, and sends the proposal.
+2. The task brings the draft source to the committed prefix, takes a draft from it, and sends the proposal (drafted.py).
+   While it is out, the next one may be drafted ahead (ahead.py).
 3. What comes back goes to the machine, which says: next round, send the same again, or stop. Between repetitions the
    task waits, longer each time.
 4. A later assignment meets the machine, not the task. The task's call or wait is cut short when the machine forgot the
@@ -11,7 +12,8 @@ A session's life here:
 5. At its end the task forgets the session. A session that still counts on this drafter is named in the status as
    declined, and the routers hear of it at once (decision 102).
 
-The draft source runs inline: prompt lookup takes microseconds. Only opening a context is given to a worker.
+How drafts are made is behind drafting.py: a lookup takes microseconds and is called where it stands, a model runs in a
+loop of its own.
 """
 
 from collections import OrderedDict
@@ -23,17 +25,20 @@ import trio
 from msgspec import UNSET, Struct, UnsetType
 
 from sdcpd.cache.refs import parse_reference, require_scope
-from sdcpd.drafting.length import Acceptance, LengthChooser, VerifyTime
-from sdcpd.drafting.source import DraftSource
+from sdcpd.drafting.length import LengthChooser, VerifyTime
+from sdcpd.protocol.draft_rows import one_hot
 from sdcpd.protocol.draft_session import DraftSession, Identity, check_identity, is_behind
 from sdcpd.protocol.draft_steps import Assigned, Ignored, Proceed, Resend, Settled, Step, Stop, StopReason
 from sdcpd.protocol.encoding import decode_tokens
 from sdcpd.protocol.messages import Assignment, Proposal, Status, Verdict
 from sdcpd.protocol.problems import BadContract, IllFormed, Overloaded, StaleEpoch
-from sdcpd.protocol.terms import InstanceRole, session_path_id
+from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
+from sdcpd.roles.drafted import Drafted, DraftedSession
 from sdcpd.roles.drafter_settings import DrafterSettings
+from sdcpd.roles.drafting import Drafting
 from sdcpd.roles.ports import Content, Peer, Ports, Refusal, Unreachable
 from sdcpd.roles.reporter import Reporter
+from sdcpd.roles.row_shelf import RowShelf
 from sdcpd.roles.waits import within
 
 log = structlog.get_logger(__name__)
@@ -65,22 +70,6 @@ _LABELLED = frozenset(
 )
 
 
-class DraftedSession(Struct, frozen=True):
-    """One session for `sdcpctl`: lengths and counts, never a token."""
-
-    session: str
-    epoch: int
-    round: int
-    prompt_tokens: int
-    committed_tokens: int
-    m_cap: int
-    outstanding_tokens: int
-    verifier: str
-    rounds: int
-    draft_tokens: int
-    accepted_tokens: int
-
-
 class DrafterSnapshot(Struct, frozen=True):
     """What `sdcpctl` shows of a drafter."""
 
@@ -89,34 +78,6 @@ class DrafterSnapshot(Struct, frozen=True):
     accept_milli: int | None
     declined: tuple[str, ...]
     sessions: tuple[DraftedSession, ...]
-
-
-class _Held:
-    """One session here: its machine, what the source knows of it, and how to reach its task."""
-
-    def __init__(self, machine: DraftSession, acceptance: Acceptance) -> None:
-        self.machine = machine
-        self.acceptance = acceptance
-        self.fed: int | None = None  # output tokens the source has; None before its context is open
-        self.rewinds = 0  # the machine's count when the context was opened
-        self.matched = 0  # of the draft that is out
-        self.failures = 0  # outcomes in a row that brought no verdict
-        self.rounds = 0
-        self.draft_tokens = 0
-        self.accepted_tokens = 0
-        self.interruptible: trio.CancelScope | None = None
-
-    def interrupt(self) -> None:
-        """Cut the task's call or wait short; it then asks the machine again."""
-        if self.interruptible is not None:
-            self.interruptible.cancel()
-
-    def log(self) -> structlog.typing.FilteringBoundLogger:
-        machine = self.machine
-        bound: structlog.typing.FilteringBoundLogger = log.bind(
-            session=session_path_id(machine.session), epoch=machine.epoch, round=machine.round
-        )
-        return bound
 
 
 class Drafter:
@@ -128,21 +89,24 @@ class Drafter:
         ports: Ports,
         *,
         identity: Identity,
-        source: DraftSource,
+        drafting: Drafting,
         routers: tuple[str, ...],
         caches: tuple[str, ...],
         boot: bytes,
+        cache: str | None = None,
     ) -> None:
+        """`cache` is where this drafter writes its rows: its own node's, else the first of `caches`."""
         self._settings = settings
         self._ports = ports
         self._identity = identity
-        self._source = source
+        self._drafting = drafting
         self._caches = caches
         self._boot = boot
-        self._sessions: dict[bytes, _Held] = {}
+        self._sessions: dict[bytes, Drafted] = {}
         self._ended: OrderedDict[bytes, tuple[int, int | UnsetType]] = OrderedDict()
         self._declined: OrderedDict[bytes, None] = OrderedDict()
         self._verify_times: OrderedDict[str, VerifyTime] = OrderedDict()
+        self._shelf = RowShelf(settings, ports, cache=cache or caches[0], vocabulary=identity.vocabulary)
         self._chooser = LengthChooser(settings.length)
         self._accept: float | None = None
         self._jitter = ports.randomness.stream("retry jitter")
@@ -153,6 +117,7 @@ class Drafter:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._drafting.run)
                 await nursery.start(self._reporter.run)
                 log.info("drafter ready", instance=self._identity.instance)
                 task_status.started()
@@ -192,7 +157,9 @@ class Drafter:
                 silence_limit_s=self._settings.silence_limit_s,
             )
             changed = Assigned.ADOPTED
-            held = self._sessions[assignment.session] = _Held(machine, Acceptance(self._settings.length))
+            ports = self._ports
+            held = Drafted(machine, self._settings, self._drafting, ports.clock, ports.meters)
+            self._sessions[assignment.session] = held
             assert self._nursery is not None
             self._nursery.start_soon(self._draft_session, held)
         self._declined.pop(assignment.session, None)
@@ -249,76 +216,74 @@ class Drafter:
 
     # One session's task
 
-    async def _draft_session(self, held: _Held) -> None:
+    async def _draft_session(self, held: Drafted) -> None:
         machine = held.machine
         while machine.stopped is None:
-            await self._feed(held)
+            await held.feed()
             await self._round(held)
-        self._source.close(machine.session)
+        held.end()
         del self._sessions[machine.session]
         _remember(self._ended, machine.session, machine.order, ENDED_LIMIT)
 
-    async def _round(self, held: _Held) -> None:
+    async def _round(self, held: Drafted) -> None:
         machine = held.machine
         if machine.stopped is not None:
             return
-        sent = machine.outstanding or self._draft(held)
+        sent = machine.outstanding or await self._draft(held)
         if sent is not None:
             await self._exchange(held, sent)
 
-    async def _feed(self, held: _Held) -> None:
-        """Bring the source's context to what the machine holds."""
+    async def _draft(self, held: Drafted) -> Proposal | None:
+        """Draft the next round; None when the session had to be given up, or the machine moved meanwhile."""
         machine = held.machine
-        while held.fed is None or held.rewinds != machine.rewinds:
-            held.rewinds = machine.rewinds
-            tokens = machine.tokens_from(0)
-            await self._ports.workers.run(self._source.open, machine.session, machine.prompt + tokens)
-            held.fed = len(tokens)
-        new = machine.tokens_from(held.fed)
-        if new:
-            self._source.extend(machine.session, new)
-            held.fed += len(new)
-
-    def _draft(self, held: _Held) -> Proposal | None:
-        """Draft the next round; None when the session had to be given up."""
-        machine, clock = held.machine, self._ports.clock
-        room = self._settings.session_tokens - len(machine.prompt) - machine.committed
-        began = clock.now()
-        draft = self._source.propose(machine.session, min(machine.limit, room)) if room >= 1 else None
-        if draft is None or not draft.tokens:
-            detail = "longer than sessions are held here" if draft is None else "nothing to propose"
-            self._report_stop(held, machine.give_up(StopReason.EXHAUSTED, detail))
+        verify, publishes = self._verify_time(machine.verifier), self._publishes(machine)
+        draft = await held.draft(self._chooser, verify, publishes=publishes)
+        if draft is None:
             return None
-        took_s = clock.now() - began
-        self._chooser.drafted(len(draft.tokens), took_s)
-        self._ports.meters.observe("draft_seconds", took_s)
-        held.matched = draft.matched
-        m = self._chooser.choose(
-            held.acceptance,
-            self._verify_time(machine.verifier),
-            matched=draft.matched,
-            limit=len(draft.tokens),
-        )
-        return machine.propose(draft.tokens[:m], self.status())
+        if not draft.tokens:
+            self._report_stop(held, machine.give_up(StopReason.EXHAUSTED, "nothing to propose, or no room for it"))
+            return None
+        tokens = draft.tokens[: machine.limit]  # made ahead, it may be longer than what is allowed now
+        if machine.contract.rule != Rule.SPECULATIVE_SAMPLING:
+            return machine.propose(tokens, self.status())
+        held.out.rows = tuple(map(one_hot, draft.tokens)) if draft.rows is None else draft.rows
+        assert len(held.out.rows) == len(draft.tokens), "a source that samples shows a row for each token"
+        q_rows = self._shelf.name(machine)
+        return machine.propose(tokens, self.status(), rows=held.out.rows, q_rows=q_rows)
 
-    async def _exchange(self, held: _Held, sent: Proposal) -> None:
+    def _publishes(self, machine: DraftSession) -> bool:
+        """Whether the rows of a proposal will have to be written before it is sent."""
+        return machine.contract.rule == Rule.SPECULATIVE_SAMPLING and self._shelf.fetches(machine.verifier)
+
+    async def _exchange(self, held: Drafted, sent: Proposal) -> None:
         """Send the proposal, hand its outcome to the machine, and wait where the machine's answer asks for it."""
         machine, clock = held.machine, self._ports.clock
-        began = clock.now()
         outcome: Verdict | Refusal | Unreachable | None = None
         self._ports.meters.count("drafter_proposals_total")
+        verify, publishes = self._verify_time(machine.verifier), self._publishes(machine)
+        held.draft_ahead(sent, self._chooser, verify, publishes=publishes)
+        began = clock.now()
+        written = await self._shelf.before(held.out, machine.verifier, sent)
+        if written:
+            self._chooser.published(written, clock.now() - began)
+        began = clock.now()
         limit_s = min(self._settings.verdict_timeout_s, max(0.0, machine.next_deadline() - began))
         with trio.CancelScope() as held.interruptible:
             outcome = await within(limit_s, partial(self._ports.peers.propose, machine.verifier, sent))
         held.interruptible = None
         if outcome is None:
             return  # an assignment or the end of this one overtook the proposal
+        ended = clock.now()
         step = self._take(held, outcome)
+        if not isinstance(step, Resend):
+            held.decided()
+        assert self._nursery is not None
+        await self._shelf.after(held.out, machine.verifier, step, self._nursery)
         first_try = held.failures == 0
         wait_s = self._wait_s(held, step)
         settled = step.settled if isinstance(step, Proceed | Stop) else None
         if settled is not None:
-            self._learn(held, settled, clock.now() - began if first_try else None)
+            self._learn(held, settled, ended - began if first_try else None)
         if isinstance(step, Stop):
             self._report_stop(held, step)
         elif wait_s > 0.0:
@@ -329,7 +294,7 @@ class Drafter:
         if silent is not None:
             self._report_stop(held, silent)
 
-    def _take(self, held: _Held, outcome: Verdict | Refusal | Unreachable) -> Step:
+    def _take(self, held: Drafted, outcome: Verdict | Refusal | Unreachable) -> Step:
         """The outcome through the machine; whatever is no verdict is counted."""
         machine = held.machine
         match outcome:
@@ -353,7 +318,7 @@ class Drafter:
             case _:
                 assert_never(outcome)
 
-    def _wait_s(self, held: _Held, step: Step) -> float:
+    def _wait_s(self, held: Drafted, step: Step) -> float:
         """How long to wait before the step is carried out, counting what failed."""
         match step:
             case Proceed(after_verdict=True):
@@ -381,15 +346,9 @@ class Drafter:
         wait_s = min(self._settings.backoff_last_s, self._settings.backoff_first_s * 2.0 ** min(failures - 1, 32))
         return wait_s * (1.0 + JITTER * (2.0 * self._jitter.uniform() - 1.0))
 
-    def _learn(self, held: _Held, settled: Settled, round_s: float | None) -> None:
+    def _learn(self, held: Drafted, settled: Settled, round_s: float | None) -> None:
         """One of our proposals has its verdict. `round_s` is None unless it was sent once."""
-        held.acceptance.observe(held.matched, proposed=settled.proposed, accepted=settled.accepted)
-        if round_s is not None and held.rounds > 0:  # the first round may have waited for the prompt's prefill
-            self._verify_time(held.machine.verifier).observe(settled.proposed, round_s)
-        held.rounds += 1
-        held.draft_tokens += settled.proposed
-        held.accepted_tokens += settled.accepted
-        held.log().debug("round settled", proposed=settled.proposed, accepted=settled.accepted, matched=held.matched)
+        held.settled(settled, self._verify_time(held.machine.verifier), round_s)
         share = settled.accepted / settled.proposed
         self._accept = share if self._accept is None else self._accept + ACCEPT_WEIGHT * (share - self._accept)
 
@@ -398,7 +357,7 @@ class Drafter:
         _remember(self._verify_times, verifier, known, VERIFIERS_LIMIT)
         return known
 
-    def _report_stop(self, held: _Held, stop: Stop) -> None:
+    def _report_stop(self, held: Drafted, stop: Stop) -> None:
         bound = held.log()
         fields = {"reason": stop.reason.value, "detail": stop.detail, "verifier": held.machine.verifier}
         if stop.reason is StopReason.BAD_VERDICT:
@@ -440,25 +399,8 @@ class Drafter:
             load=self._load(),
             accept_milli=None if self._accept is None else int(1000 * self._accept),
             declined=tuple(map(session_path_id, self._declined)),
-            sessions=tuple(map(_describe, self._sessions.values())),
+            sessions=tuple(held.describe() for held in self._sessions.values()),
         )
-
-
-def _describe(held: _Held) -> DraftedSession:
-    machine = held.machine
-    return DraftedSession(
-        session=session_path_id(machine.session),
-        epoch=machine.epoch,
-        round=machine.round,
-        prompt_tokens=len(machine.prompt),
-        committed_tokens=machine.committed,
-        m_cap=machine.m_cap,
-        outstanding_tokens=len(machine.outstanding.tokens) if machine.outstanding is not None else 0,
-        verifier=machine.verifier,
-        rounds=held.rounds,
-        draft_tokens=held.draft_tokens,
-        accepted_tokens=held.accepted_tokens,
-    )
 
 
 def _remember(book: OrderedDict[K, V], key: K, value: V, limit: int) -> None:

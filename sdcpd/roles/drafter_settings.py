@@ -4,7 +4,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from sdcpd.drafting.settings import LengthSettings, LookupSettings
+from sdcpd.drafting.settings import (
+    DraftModelSettings,
+    HybridSettings,
+    LengthSettings,
+    LookupSettings,
+    Method,
+    SuffixSettings,
+)
 
 
 class DrafterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +34,21 @@ class DrafterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backoff_first_s: Annotated[float, Meta(gt=0)] = 0.05
     backoff_last_s: Annotated[float, Meta(gt=0)] = 5.0
     """Waits between repeated proposals, doubled from the first to the last, with a jitter of a tenth."""
+    rows_ttl_ms: Annotated[int, Meta(ge=1000, le=60_000)] = 60_000
+    """Life of draft rows written for a verifier that fetches them; they are removed with the outcome of their round."""
+    publish_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
+    """For each call about them."""
     ttl_ms: Annotated[int, Meta(ge=150)] = 3_000
     """Life of a status report (decision 48)."""
+    method: Method = "ngram"
+    """Where drafts come from; the tables below say how."""
     lookup: LookupSettings = field(default_factory=LookupSettings)
+    suffix: SuffixSettings = field(default_factory=SuffixSettings)
+    draft_model: DraftModelSettings | None = None
+    hybrid: HybridSettings = field(default_factory=HybridSettings)
+    draft_ahead: bool = True
+    """Draft the next round while one is out, where drafting takes time. Not worth it where the verifier needs the same
+    cores."""
+    ahead_min_hits: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    """Below this share of hits a session drafts ahead in every eighth round only."""
     length: LengthSettings = field(default_factory=LengthSettings)

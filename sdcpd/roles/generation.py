@@ -27,7 +27,11 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     `max_new` None means as many tokens as the context holds behind the prompt, and at most what the router's settings
     allow to a request that names no limit. `stop` goes into the contract as it
     stands: each id ends the output and is its last token. `speculation` False asks for decoding without a drafter
-    (decision 110). Greedy (rule 1) is the only sampling there is yet.
+    (decision 110).
+
+    Temperature 0 is greedy, rule 1. Above it `top_k` (0: off) and `top_p_milli` (1000: off) apply; without a `seed` by
+    rule 2, with one by rule 65281, under which the text is a function of prompt, profile and seed (decision 115).
+    `rule` overrides the choice between the two: rule 2 with a seed has its draws fixed, but not its text.
     """
 
     model: str
@@ -35,6 +39,11 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     max_new: int | None
     stop: tuple[int, ...]
     speculation: bool = True
+    temperature_milli: int = 0
+    top_k: int = 0
+    top_p_milli: int = 1000
+    seed: int | None = None
+    rule: int | None = None
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):

@@ -2,35 +2,41 @@
 
 The keeper task owns the session's life: it creates the log, appends records one after the other, settles lost
 answers by reading the log, acts on deadlines, and frees the KV at the end. Request tasks only wait on `changes`. The
-verify loop scores; it asks `ready_work` and `prefill_left` and reports back through `scored` and `ran_prefill`.
+verify loop scores; it asks `ready_work` and `prefill_left` and reports back through `scored` and `ran_prefill`. Between
+passes the session may be preempted (roles/kv_room.py): its KV goes, and what it knows is left to be run again.
 """
 
 from collections.abc import Callable
 
 import structlog
 import trio
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from sdcpd.engine.scheduler import Prefill
 from sdcpd.engine.spans import Row, Span
 from sdcpd.protocol.commit_log import CommitRecord, fenced_above
-from sdcpd.protocol.messages import SessionOpen
+from sdcpd.protocol.messages import Proposal, SessionOpen
 from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, Problem, StaleEpoch
 from sdcpd.protocol.session import Session
-from sdcpd.protocol.session_values import Append, Settled, Stopped, Work
+from sdcpd.protocol.session_values import Append, Begin, Settled, Stopped, Work
 from sdcpd.protocol.takeover import Takeover
-from sdcpd.protocol.terms import session_path_id
+from sdcpd.protocol.terms import Rule, session_path_id
+from sdcpd.roles.judging import Judging
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import (
     Appended,
     BelowFence,
     Content,
-    Engine,
     Missing,
     Ports,
+    RandomStream,
     StoreRefused,
     TagMismatch,
     Unreachable,
 )
+from sdcpd.roles.row_supply import RowSupply
+from sdcpd.roles.session_kv import SessionKv
 from sdcpd.roles.verifier_meters import count_round
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.waits import Alarm, Changes, within
@@ -49,14 +55,17 @@ class Hosted:
         instance: str,
         settings: VerifierSettings,
         ports: Ports,
-        engine: Engine,
-        sequence: int,
+        kv: SessionKv,
+        vocabulary: int,
         outbox: Outbox,
+        supply: RowSupply,
+        draws: RandomStream,
         load: Callable[[], int],
         on_work: Callable[[], None],
         taken: Takeover | None = None,
     ) -> None:
-        """`sequence` has all the positions reserved that the session can need. `taken` where it is resumed (6.9).
+        """`kv` gets its pages from the verifier's KvRoom; `vocabulary` is the engine's; `taken` where it is resumed
+        (6.9).
 
         `load` samples the verifier's load in percent; `on_work` wakes the verify loop.
         """
@@ -71,17 +80,20 @@ class Hosted:
         self._instance = instance
         self._settings = settings
         self._ports = ports
-        self._engine = engine
+        self.kv = kv
+        self._vocabulary = vocabulary
         self._taken = taken
         self._context = prompt + (taken.history.tokens if taken is not None else ())  # its KV is computed first
-        self._sequence: int | None = sequence
-        self._kv_tokens = 0  # positions with valid KV
         self._work: Work | None = None
+        self._scored_in = -1  # the sequence that the work under way was run in
+        self._while_judging = trio.CancelScope()
         self._prefilled = False
         self._outbox = outbox
         self._outbox.on_stale = self._doubt
         self._doubted = False
         self._life = trio.CancelScope()
+        scope = opened.contract.scope
+        self.judging = Judging(opened.session, None if scope is UNSET else scope, ports, kv.engine, supply, draws)
         self._store_failed_at: float | None = None
         self._load = load
         self._on_work = on_work
@@ -98,20 +110,37 @@ class Hosted:
         """The prompt's KV is there: the open can be answered."""
         return self._prefilled
 
+    @property
+    def wanted_tokens(self) -> int:
+        """Positions to be reserved before anything is run: all that is known, and the longest round."""
+        contract = self.opened.contract
+        known = len(self._context) if self.machine is None else self.machine.prefix.last_position + 1
+        return min(known + contract.m_max, len(self.prompt) + contract.max_new)
+
+    def preempt(self) -> None:
+        """Give the pages to an older session. Between passes, when no work of this one is being scored."""
+        self._ports.meters.count("num_preemptions_total")
+        self._log.info("preempted", kv_tokens=self.kv.valid_tokens)
+        self.kv.drop()
+
     def prefill_left(self) -> Prefill | None:
-        """The part of prompt and resumed output still to be run, all but the last token, which the first round runs."""
-        end = len(self._context) - 1
-        if self._sequence is None or self.machine is None or self._kv_tokens >= end:
+        """What is known and has no valid KV yet, all but the last token, which goes with the next round."""
+        machine, kv = self.machine, self.kv
+        if kv.closed or machine is None or not kv.reserved_tokens:
             return None
-        return Prefill(
-            key=self.id, sequence=self._sequence, tokens=self._context[self._kv_tokens : end], start=self._kv_tokens
-        )
+        end = machine.prefix.last_position
+        if kv.valid_tokens >= end:
+            return None
+        tokens = machine.prefix.known[kv.valid_tokens : end]
+        return Prefill(key=self.id, sequence=kv.sequence, tokens=tokens, start=kv.valid_tokens)
 
     def ready_work(self, load: int) -> Span | None:
         """What could be scored for this session in the next pass, or None."""
-        machine = self.machine
-        if machine is None or self._sequence is None or not self._prefilled:
+        machine, kv = self.machine, self.kv
+        if machine is None or kv.closed or not self._prefilled:
             return None
+        if kv.valid_tokens < machine.prefix.last_position:
+            return None  # preempted: its KV comes first
         if self._work is not None and not machine.wants(self._work.ticket):
             self._work = None
         if self._work is None:
@@ -122,18 +151,19 @@ class Hosted:
                     self.changes.notify()  # a period ended here, and the keeper waits: it has an event to send
                 return None
         work = self._work
-        assert work.start == self._kv_tokens, (work.start, self._kv_tokens)
-        return Span(sequence=self._sequence, tokens=work.tokens, start=work.start, rows=len(work.tokens))
+        assert work.start == kv.valid_tokens, (work.start, kv.valid_tokens)
+        return Span(sequence=kv.sequence, tokens=work.tokens, start=work.start, rows=len(work.tokens))
 
-    def begin(self, work: Work) -> None:
-        """A proposal's work; scored at the next pass boundary."""
-        self._work = work
+    def begin(self, proposal: Proposal, begun: Begin) -> None:
+        """A proposal's work; scored at the next pass boundary, whether or not its draft rows are in hand."""
+        self._work = begun.work
+        self.judging.begin(proposal, begun)
         self._on_work()
 
     def ran_prefill(self, tokens: int) -> None:
         """`tokens` more positions of what is known have valid KV."""
-        self._kv_tokens += tokens
-        if self._kv_tokens >= len(self._context) - 1:
+        self.kv.valid_tokens += tokens
+        if self.kv.valid_tokens >= len(self._context) - 1 and not self._prefilled:
             self._prefilled = True
             self.changes.notify()
 
@@ -142,17 +172,30 @@ class Hosted:
         work = self._work
         assert work is not None
         self._work = None
+        self._scored_in = self.kv.sequence
         return work
 
+    def judged(self, work: Work, span: Span) -> Span:
+        """The span of work that goes into a pass now, with how its rows are to be judged."""
+        judge = self.judging.judge(work)
+        return span if judge is None else replace(span, judge=judge)
+
     def scored(self, work: Work, rows: tuple[Row, ...], load: int) -> None:
-        """Rows of `work`. KV stays valid up to the accepted part; the rest is overwritten by the next pass."""
+        """Rows of `work`; none while its target rows wait on the shelf for draft rows.
+
+        KV stays valid up to the accepted part; the rest is overwritten by the next pass.
+        """
         machine = self.machine
         assert machine is not None
+        if not rows:
+            self.judging.shelved(work)
+            return
         if not all(row.finite for row in rows):
             if machine.score_failed(work.ticket, "the model produced non-finite logits"):
                 self._log.error("non-finite logits", round=work.round)
         elif machine.scored(work.ticket, [row.token for row in rows], load=load):
-            self._kv_tokens = machine.prefix.last_position
+            if not self.kv.closed and self.kv.sequence == self._scored_in:  # else it was preempted meanwhile
+                self.kv.valid_tokens = machine.prefix.last_position
             near = sum(row.margin < self._settings.near_tie_margin for row in rows)
             if near:
                 self._ports.meters.count("near_ties_total", near)
@@ -172,8 +215,10 @@ class Hosted:
         if await self._open():
             async with trio.open_nursery() as nursery, trio.open_nursery() as deadlines:
                 nursery.start_soon(self._outbox.run)
+                nursery.start_soon(self._judge)
                 deadlines.start_soon(self._alarm.run)
                 await self._keep_log()
+                self._while_judging.cancel()
                 self.free_kv()
                 on_end(self)
                 self._outbox.close()
@@ -199,14 +244,25 @@ class Hosted:
         self._doubted = True
         self.changes.notify()
 
+    async def _judge(self) -> None:
+        """Under rule 2: obtain draft rows that do not come along with their proposals."""
+        assert self.machine is not None
+        if self.opened.contract.rule == Rule.SPECULATIVE_SAMPLING:
+            with self._while_judging:
+                await self.judging.run(
+                    self.machine,
+                    scored=lambda work, rows: self.scored(work, rows, self._load()),
+                    refused=self.changes.notify,
+                )
+
     def free_kv(self) -> None:
         """Give the KV back and wake everybody; synchronous, so that it is also right while being cancelled."""
-        if self._sequence is None:
+        if self.kv.closed:
             return
-        self._engine.close_sequence(self._sequence)
-        self._sequence = None
+        self.kv.close()
         self.ended_at = self._ports.clock.now()
         self.changes.notify()
+        self._on_work()  # somebody may have waited for the pages
 
     async def _open(self) -> bool:
         """Create the log (decision 86), unless the session is resumed from one. False: `refused` says why."""
@@ -217,7 +273,7 @@ class Hosted:
             self.opened,
             instance=self._instance,
             prompt=self.prompt,
-            vocabulary=self._engine.info.vocabulary,
+            vocabulary=self._vocabulary,
             limits=self._settings.session_limits(),
             log_tag=tag,
             now=self._ports.clock.now(),

@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 import structlog
 import trio
-from msgspec import Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from sdcpd.cache.refs import ObjectKind, log_reference, object_reference, record_reference
 from sdcpd.protocol.fleet import Fleet, Instance, VerifierNeed
 from sdcpd.protocol.ladder import Ladder, contract_members, named
-from sdcpd.protocol.messages import Contract, Event, Output, Status
+from sdcpd.protocol.messages import Contract, Event, Output, Sampling, Status
 from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import Plan
 from sdcpd.protocol.problems import Forbidden, IllFormed, Overloaded, SessionClosed, StaleEpoch, UnknownResource
@@ -31,16 +31,17 @@ from sdcpd.protocol.uris import normalize_base_uri
 from sdcpd.roles.adoption import Claimed, claim_sessions
 from sdcpd.roles.ended_output import ended_page
 from sdcpd.roles.generation import (
-    STOP_TOKENS_LIMIT,
     Generation,
     GenerationRefused,
     GenerationRequest,
     ModelCard,
 )
 from sdcpd.roles.ports import Peer, Ports
+from sdcpd.roles.request_fit import check_tokens, context_of, first_fit, vocabulary_of
 from sdcpd.roles.router_commands import RouterCommands
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
 from sdcpd.roles.router_views import RoutedSession, RouterSnapshot, describe_instance, describe_session, state_of
+from sdcpd.roles.sampling_terms import check_sampling, contract_sampling, rule_of, verifier_policy
 from sdcpd.roles.session_task import PAGE_TOKENS, SessionTask
 from sdcpd.roles.waits import within
 
@@ -179,6 +180,8 @@ class Router:
         """GET sessions/{id}/output?from=n, wherever the session lives or lived (decisions 39, 84, 106)."""
         task = self._sessions.get(session)
         if task is not None:
+            if sum(one.readers for one in self._sessions.values()) >= self._settings.max_readers:
+                raise Overloaded("too many readers wait at this router", retry_after_s=1)
             return await task.read(from_, wait_s)
         ended = self._ended.get(session)
         if ended is not None:
@@ -216,12 +219,14 @@ class Router:
         model = self._models.get(request.model)
         if model is None:
             raise GenerationRefused("unknown_model", f"there is no model {request.model[:256]!r}", param="model")
-        _check_tokens(request)
+        check_tokens(request)
+        check_sampling(request)
         now = self._ports.clock.now()
-        verifiers = self._fleet.verifiers(_need(model), now) if self._nursery is not None else ()
+        verifiers = self._fleet.verifiers(_need(model, rule_of(request)), now) if self._nursery is not None else ()
         if not verifiers:
-            raise GenerationRefused("not_ready", f"no verifier serves {model.name} now", retry_after_s=1)
-        chosen, max_new = _first_fit(request, verifiers, self._settings.default_max_new_tokens)
+            detail = f"no verifier serves {model.name} under acceptance rule {rule_of(request)} now"
+            raise GenerationRefused("not_ready", detail, retry_after_s=1)
+        chosen, max_new = first_fit(request, verifiers, self._settings.default_max_new_tokens)
         if len(self._sessions) >= self._settings.max_sessions:
             limit = self._settings.max_sessions
             raise GenerationRefused("overloaded", f"all {limit} sessions of this router are taken", retry_after_s=1)
@@ -231,6 +236,14 @@ class Router:
         assert self._nursery is not None
         self._nursery.start_soon(self._keep, task)
         return task
+
+    def set_sampling(self, session: bytes, sampling: Sampling) -> None:
+        """Change the sampling profile of a running session from a round boundary on (6.6). It replaces the whole
+        profile but for a seed that it does not name. Raises UnknownResource."""
+        task = self._sessions.get(session)
+        if task is None:
+            raise UnknownResource("no such session at this router")
+        task.set_sampling(sampling)
 
     # For sdcpctl
 
@@ -292,9 +305,15 @@ class Router:
             incarnation=record.incarnation,
             speculation=record.speculation,
             model=record.model,
+            policy=record.policies[-1].sampling if record.policies else UNSET,
         )
-        placement = Placement(plan, self._fleet, self._settings.patience)
-        task = SessionTask(placement, model=record.model, ports=self._ports, settings=self._settings, adopted=claimed)
+        task = SessionTask(
+            Placement(plan, self._fleet, self._settings.patience),
+            model=record.model,
+            ports=self._ports,
+            settings=self._settings,
+            adopted=claimed,
+        )
         self._sessions[plan.session] = task
         self._ports.meters.count("adopted_sessions_total")
         assert self._nursery is not None
@@ -358,8 +377,8 @@ class Router:
         known = live or self._fleet.known_verifiers(_need(model))
         return ModelCard(
             name=model.name,
-            context_tokens=max((_context(one) or 0 for one in known), default=0),
-            vocabulary=max((_vocabulary(one) or 0 for one in known), default=0),
+            context_tokens=max((context_of(one) or 0 for one in known), default=0),
+            vocabulary=max((vocabulary_of(one) or 0 for one in known), default=0),
             ready=self._nursery is not None and bool(live),
         )
 
@@ -372,7 +391,8 @@ class Router:
         contract = Contract(
             target=target,
             tokenizer=model.tokenizer,
-            rule=Rule.GREEDY,
+            rule=rule_of(request),
+            sampling=contract_sampling(request),
             m_max=members.m_max,
             max_new=max_new,
             stop=request.stop,
@@ -388,11 +408,12 @@ class Router:
             request.prompt,
             verifier=verifier.uri,
             verifier_boot=verifier.boot,
-            vocabulary=_vocabulary(verifier),
+            vocabulary=vocabulary_of(verifier),
             m_init=members.m_init,
             incarnation=FIRST_INCARNATION,
             speculation=request.speculation,
             model=model.name,
+            policy=verifier_policy(request),
         )
         placement = Placement(plan, self._fleet, self._settings.patience)
         return SessionTask(placement, model=model.name, ports=self._ports, settings=self._settings)
@@ -433,57 +454,5 @@ class _Block:
         self._task.leave()  # no-op when it has ended; nothing is awaited here, so a cancelled block leaves as well
 
 
-def _need(model: RoutedModel) -> VerifierNeed:
-    return VerifierNeed(tokenizer=model.tokenizer, target=model.target, rule=Rule.GREEDY)
-
-
-def _context(one: Instance) -> int | None:
-    context = one.status.context_tokens
-    return None if isinstance(context, UnsetType) else context
-
-
-def _vocabulary(one: Instance) -> int | None:
-    vocabulary = one.status.vocabulary
-    return None if isinstance(vocabulary, UnsetType) else vocabulary
-
-
-def _check_tokens(request: GenerationRequest) -> None:
-    """What no verifier could serve."""
-    if not request.prompt:
-        raise GenerationRefused("invalid", "the prompt is empty; at least one token is needed", param="prompt")
-    if min(request.prompt) < 0:
-        raise GenerationRefused("invalid", "the prompt holds a negative token id", param="prompt")
-    if request.max_new is not None and request.max_new < 0:
-        raise GenerationRefused("invalid", "the number of new tokens is negative", param="max_tokens")
-    if len(request.stop) > STOP_TOKENS_LIMIT or min(request.stop, default=0) < 0:
-        detail = f"stop tokens must be ids of 0 and above, {STOP_TOKENS_LIMIT} at most"
-        raise GenerationRefused("invalid", detail, param="stop")
-
-
-def _first_fit(
-    request: GenerationRequest, verifiers: tuple[Instance, ...], default_max_new: int
-) -> tuple[Instance, int]:
-    """The first verifier whose context and vocabulary hold the request, and `max_new` there. Raises GenerationRefused.
-
-    Whatever cannot fit is refused here, before any session exists; drafts never take more room than max_new.
-    """
-    prompt, wanted = len(request.prompt), request.max_new
-    longest, widest = 0, 0
-    for one in verifiers:
-        context, vocabulary = _context(one), _vocabulary(one)
-        longest = max(longest, context or 0)
-        widest = max(widest, vocabulary or 0)
-        if vocabulary is not None and max(request.prompt) >= vocabulary:
-            continue
-        if context is None and wanted is not None:
-            return one, wanted
-        if context is not None and prompt + (1 if wanted is None else wanted) <= context:
-            return one, min(context - prompt, default_max_new) if wanted is None else wanted
-    if widest and max(request.prompt) >= widest:
-        detail = f"the prompt holds a token id outside the model's vocabulary of {widest}"
-        raise GenerationRefused("invalid", detail, param="prompt")
-    if prompt >= longest or wanted is None:
-        detail = f"the prompt has {prompt} tokens; the model's context holds {longest}, one of them generated at least"
-        raise GenerationRefused("context_length", detail, param="prompt")
-    detail = f"the prompt has {prompt} tokens; with {wanted} new ones they exceed the model's context of {longest}"
-    raise GenerationRefused("context_length", detail, param="max_tokens")
+def _need(model: RoutedModel, rule: int = Rule.GREEDY) -> VerifierNeed:
+    return VerifierNeed(tokenizer=model.tokenizer, target=model.target, rule=rule)

@@ -42,6 +42,8 @@ class RouterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Ended sessions remembered for `sdcpctl` and for late events: figures only, no tokens."""
     ended_retention_s: Seconds = 600.0
     """How long."""
+    max_readers: Annotated[int, Meta(ge=1, le=65536)] = 1024
+    """Polls for output that may wait at the router, of all sessions; one more is answered 503."""
     unread_limit_s: Seconds = 30.0
     """A session taken up after a restart is cancelled when nobody has read its output for so long (decision 106)."""
     open_deadline_s: Seconds = 60.0

@@ -13,7 +13,7 @@ import trio
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from sdcpd.protocol.messages import Event, Output, SessionState
+from sdcpd.protocol.messages import Event, Output, Sampling, SessionState
 from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import (
     Accepted,
@@ -36,6 +36,7 @@ from sdcpd.protocol.placement_values import (
     ReadRecord,
     RecordText,
     Refused,
+    SetPolicy,
     Stored,
     WriteLog,
     WriteRecord,
@@ -70,8 +71,8 @@ Answer = SessionState | Output | Done | Refusal | AppendOutcome | ReadOutcome
 class SessionTask:
     """Drives one Placement. `left` is set by the client's side; everything else happens in `run`.
 
-    `attended`: a client holds the session, and its leaving ends it. One that was adopted from the directory belongs to
-    whoever reads its output; `unread` tells whether nobody does.
+    `readers` wait for output from outside. `attended`: a client holds the session, and its leaving ends it. One that
+    was adopted from the directory belongs to whoever reads its output; `unread` tells whether nobody does.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SessionTask:
         self.placement = placement
         self.attended = adopted is None
         self._adopted = adopted
-        self._readers = 0
+        self.readers = 0
         self._read_at = ports.clock.now()
         self.model = model
         self.started_at = ports.clock.now()
@@ -137,11 +138,11 @@ class SessionTask:
 
     def unread(self, now: float, limit_s: float) -> bool:
         """Whether nobody holds the session and nobody has read of it for `limit_s` (decision 106)."""
-        return not self.attended and self._readers == 0 and now - self._read_at >= limit_s
+        return not self.attended and self.readers == 0 and now - self._read_at >= limit_s
 
     async def read(self, start: int, wait_s: float) -> Output:
         """The page from `start` on for somebody who reads from outside, waiting up to `wait_s` for it (6.7, 38)."""
-        self._readers += 1
+        self.readers += 1
         try:
             with trio.move_on_after(wait_s):
                 while (page := self.page(start)) is None:
@@ -149,7 +150,7 @@ class SessionTask:
                 return page
             return Output(session=self.session, epoch=self.placement.epoch, from_=start, tokens=(), final=False)
         finally:
-            self._readers -= 1
+            self.readers -= 1
             self._read_at = self._ports.clock.now()
 
     def leave(self) -> None:
@@ -171,6 +172,11 @@ class SessionTask:
         """The verifier reported something. Raises what Placement.event raises."""
         if self._nursery is not None:
             self._do(self.placement.event(event, self._ports.clock.now()))
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        """Another sampling profile for what is not decided yet."""
+        if self._nursery is not None:
+            self._do(self.placement.set_sampling(sampling, self._ports.clock.now()))
 
     def pages(self) -> AsyncIterator[Output]:
         """See generation.Generation."""
@@ -244,6 +250,8 @@ class SessionTask:
                 return await within(settings.open_deadline_s, lambda: peers.open_session(verifier, opening))
             case Name(verifier=verifier, message=naming):
                 return await within(settings.name_deadline_s, lambda: peers.name_drafter(verifier, naming))
+            case SetPolicy(verifier=verifier, message=policy):
+                return await within(settings.name_deadline_s, lambda: peers.set_policy(verifier, policy))
             case Publish(ref=ref, octets=octets):
                 ttl_ms, objects = settings.tokens_ttl_ms, self._ports.objects
                 return await within(settings.publish_deadline_s, lambda: objects.publish(ref, octets, ttl_ms=ttl_ms))

@@ -11,13 +11,13 @@ import structlog
 import trio
 from msgspec import UNSET, Struct
 
+from sdcpd.protocol.distributions import profile_of
 from sdcpd.protocol.encoding import decode_tokens
 from sdcpd.protocol.messages import Assignment, Output, Policy, Proposal, SessionOpen, SessionState, Status, Verdict
 from sdcpd.protocol.problems import (
     BadContract,
     Conflict,
     IllFormed,
-    NotSupported,
     Overloaded,
     Problem,
     SessionClosed,
@@ -29,18 +29,21 @@ from sdcpd.protocol.session_values import Begin, Busy, Join, Replay
 from sdcpd.protocol.takeover import Takeover, check_epoch
 from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
 from sdcpd.roles.hosted import Hosted
+from sdcpd.roles.kv_room import KvRoom
 from sdcpd.roles.load_meter import LoadMeter, measure_full_rows
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import Content, Engine, Peer, Ports
 from sdcpd.roles.reporter import Reporter
 from sdcpd.roles.resume import read_takeover
+from sdcpd.roles.row_supply import AuditedDrafter, RowSupply
+from sdcpd.roles.session_kv import SessionKv
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.verify_loop import VerifyLoop
 from sdcpd.roles.waits import within
 
 log = structlog.get_logger(__name__)
 
-RULES_SERVED = (int(Rule.GREEDY),)
+RULES_SERVED = tuple(int(rule) for rule in Rule)
 FORGOTTEN_IDS = 4096
 """Ids of ended sessions remembered only to answer 410 rather than 404; 16 octets each."""
 FETCH_LIMIT_S = 10.0
@@ -77,7 +80,9 @@ class VerifierSnapshot(Struct, frozen=True):
     passes: int
     pages: int
     free_pages: int
+    waiting_for_pages: int
     full_rows: int
+    audits: tuple[AuditedDrafter, ...]
     sessions: tuple[HostedSession, ...]
 
 
@@ -108,8 +113,11 @@ class Verifier:
         self._ended: OrderedDict[bytes, Hosted] = OrderedDict()
         self._forgotten: OrderedDict[bytes, None] = OrderedDict()
         self._waiters = 0
+        self._supply = RowSupply(settings, ports, self._engine.info.vocabulary)
+        self._draws = ports.randomness.stream("verifier draws")
         self._meter = LoadMeter(full_rows=1)
-        self._loop = VerifyLoop(settings, ports, self._engine, self._meter, self._open.values, self.load)
+        self._room = KvRoom(self._open.values)
+        self._loop = VerifyLoop(settings, ports, self._engine, self._meter, self._open.values, self.load, self._room)
         self._reporter = Reporter(routers, self.status, ports)
         self._nursery: trio.Nursery | None = None
 
@@ -184,14 +192,19 @@ class Verifier:
         match answer:
             case Replay(verdict=verdict):
                 return verdict
-            case Begin(work=work):
-                hosted.begin(work)
+            case Begin():
+                hosted.begin(message, answer)
                 hosted.changes.notify()
             case Join():
                 pass
-        while (decided := machine.awaited(message.round)) is None:
+        attempt = hosted.judging.attempt
+        assert attempt is not None
+        while attempt.problem is None:
+            decided = machine.awaited(message.round)
+            if decided is not None:
+                return decided
             await self._wait(hosted)
-        return decided
+        raise attempt.problem
 
     async def read_output(self, peer: Peer, session: bytes, from_: int, wait_s: float) -> Output:
         """GET sessions/{id}/output?from=n: waits up to `wait_s` seconds for the first token (6.7, decision 38)."""
@@ -205,8 +218,10 @@ class Verifier:
 
     async def set_policy(self, peer: Peer, session: bytes, message: Policy) -> SessionState:
         """POST sessions/{id}/policy (6.6)."""
-        self._hosted(session)
-        raise NotSupported("policy: sampling updates are not supported by this version; only rule 1 is served")
+        _check_same_session(session, message.session)
+        state = self._machine(self._hosted(session)).policy(message)
+        log.info("sampling profile set", session=session_path_id(session), from_round=message.from_round)
+        return state
 
     async def session_state(self, peer: Peer, session: bytes) -> SessionState:
         """GET sessions/{id} (decision 37). A session that was lost here lives elsewhere, or nowhere (65)."""
@@ -238,9 +253,14 @@ class Verifier:
         return self._reporter.accepted
 
     def load(self) -> int:
-        """Percent (decision 47)."""
+        """Percent (decision 47). While a session waits for pages, all count as held."""
         info = self._engine.info
-        return self._meter.percent(self._ports.clock.now(), info.pages - self._engine.free_pages, info.pages)
+        held = info.pages if self._room.waiting else info.pages - self._engine.free_pages
+        return self._meter.percent(self._ports.clock.now(), held, info.pages)
+
+    @property
+    def waiting_for_pages(self) -> int:
+        return self._room.waiting
 
     def moves(self, limit_s: float) -> bool:
         """Whether the verify loop gets on: no pass has been running for longer than `limit_s`."""
@@ -271,7 +291,9 @@ class Verifier:
             passes=self._loop.passes,
             pages=self._engine.info.pages,
             free_pages=self._engine.free_pages,
+            waiting_for_pages=self._room.waiting,
             full_rows=self._meter.full_rows,
+            audits=self._supply.audits(),
             sessions=tuple(_describe(hosted, now) for hosted in (*self._open.values(), *self._ended.values())),
         )
 
@@ -361,7 +383,9 @@ class Verifier:
         if contract.tokenizer != info.tokenizer:
             raise BadContract("tokenizer: not the digest of the tokenizer served here")
         if contract.rule not in RULES_SERVED:
-            raise BadContract(f"rule: {contract.rule} is not served here; this version serves rule 1 (greedy)")
+            raise BadContract(f"rule: {contract.rule} is not served here; this version serves {RULES_SERVED}")
+        if contract.rule == Rule.REPLAYABLE_SAMPLING and profile_of(contract.sampling).seed is None:
+            raise BadContract("sampling.seed: rule 65281 needs a seed in the contract")
         if not message.commit_log.startswith(self._caches):
             raise IllFormed("commit_log: not on a cache that this verifier may use")
         if message.resume is not UNSET and not message.resume.committed_tokens.startswith(self._caches):
@@ -393,27 +417,30 @@ class Verifier:
         return decode_tokens(content.octets)
 
     def _admit(self, message: SessionOpen, prompt: tuple[int, ...], taken: Takeover | None) -> Hosted:
-        """Reserve all that the session can need, so that it never fails for want of pages; 503 when there is none."""
+        """Take the session in, behind all others; it waits for pages if it must. 503 when too many do."""
         if len(self._open) >= self._settings.max_sessions:
             raise Overloaded(f"all {self._settings.max_sessions} sessions are taken", retry_after_s=1)
-        sequence = self._engine.open_sequence()
-        if not self._engine.reserve(sequence, len(prompt) + message.contract.max_new):
-            self._engine.close_sequence(sequence)
-            raise Overloaded("not enough free KV pages for prompt and max_new", retry_after_s=1)
         hosted = Hosted(
             message,
             prompt,
             instance=self._instance,
             settings=self._settings,
             ports=self._ports,
-            engine=self._engine,
-            sequence=sequence,
+            kv=SessionKv(self._engine),
+            vocabulary=self._engine.info.vocabulary,
             outbox=Outbox(message.router if message.router is not UNSET else None, self._ports),
+            supply=self._supply,
+            draws=self._draws,
             load=self.load,
             on_work=self._loop.wake,
             taken=taken,
         )
         self._open[message.session] = hosted
+        self._room.let_in()
+        if not hosted.kv.reserved_tokens and self._room.waiting > self._settings.max_waiting_sessions:
+            del self._open[message.session]
+            hosted.kv.close()
+            raise Overloaded("not enough free KV pages, and too many sessions wait for some", retry_after_s=1)
         return hosted
 
 

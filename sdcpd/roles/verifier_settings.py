@@ -11,7 +11,9 @@ class VerifierSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`[verifier]`. Bounds keep one node's memory and latency finite; each names what it protects."""
 
     max_sessions: Annotated[int, Meta(ge=1, le=65536)] = 64
-    """Open sessions; one more is answered 503. Each holds its KV pages from open to end."""
+    """Open sessions; one more is answered 503."""
+    max_waiting_sessions: Annotated[int, Meta(ge=0, le=65536)] = 32
+    """Of them those that may wait for KV pages, in the order of their opening; one more is answered 503."""
     ended_sessions: Annotated[int, Meta(ge=0, le=65536)] = 256
     """Ended sessions whose output is still served from memory."""
     ended_retention_s: Annotated[float, Meta(gt=0)] = 600.0
@@ -35,6 +37,13 @@ class VerifierSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     abandoned_append_s: Annotated[float, Meta(gt=0)] = 2.0
     """The same for a session that was cancelled or failed: only its `end` record is missing then."""
     append_retry_s: Annotated[float, Meta(gt=0)] = 0.5
+    rows_timeout_s: Annotated[float, Meta(gt=0)] = 2.0
+    """For fetching the draft rows of one proposal under rule 2; after it they count as unavailable (decision 53)."""
+    round_row_bytes: Annotated[int, Meta(ge=4 << 20)] = 16 << 20
+    """Dense draft rows of one proposal that will be fetched, 4 octets times M times the vocabulary (decision 99). As
+    much as a cache takes for one object; a longer proposal is answered with the M that fits."""
+    drafter_row_bytes: Annotated[int, Meta(ge=4 << 20)] = 256 << 20
+    """Dense draft rows of one drafter that are under way at once (decision 99)."""
     near_tie_margin: Annotated[float, Meta(ge=0)] = 0.05
     """Rows whose two best logits are closer than this are counted as near ties (decision 66)."""
     ttl_ms: Annotated[int, Meta(ge=100)] = 3_000
@@ -45,4 +54,5 @@ class VerifierSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             proposal_deadline_s=self.proposal_deadline_ms / 1000,
             first_proposal_deadline_s=self.first_proposal_deadline_ms / 1000,
             waiting_limit_s=self.waiting_limit_s,
+            round_row_bytes=self.round_row_bytes,
         )

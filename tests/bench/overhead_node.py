@@ -30,7 +30,7 @@ from sdcpd.edge.tls import Tls, TlsSettings
 from sdcpd.edge.transport import LoopbackNetwork, Request, Response, Transport
 from sdcpd.edge.wire_settings import PeerClientSettings, PeerServerSettings
 from sdcpd.edge.wire_transport import WireClient, WireDialer
-from sdcpd.engine.spans import EngineInfo, Row, Span
+from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 from sdcpd.node.logs import LogSettings, configure_logs
 from sdcpd.node.metrics import RegistryMeters
 from sdcpd.node.real_ports import OsRandomness, SystemClock, ThreadWorkers
@@ -102,6 +102,9 @@ class FreeEngine:
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
         await trio.lowlevel.checkpoint()
         return [(self._row,) * span.rows for span in spans]
+
+    async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
+        raise AssertionError("only rule 2 keeps rows, and this bench speaks rule 1")
 
 
 class Silent(PeerClient):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from sdcpd.protocol.acceptance import accept_greedy, argmax
+from sdcpd.protocol.acceptance import accept_equal, argmax
 from sdcpd.protocol.terms import LadderAction
 from tests.support.cluster import OracleSource, running_cluster
 from tests.support.toy_engine import VOCABULARY, greedy
@@ -38,7 +38,7 @@ def test_evaluation_stops_at_the_first_that_differs(
 ) -> None:
     """ "x[i] is accepted if it equals argmax p[i] ... Evaluation stops at the first position that is not accepted.
     The additional token is argmax p[a+1]." """
-    found = accept_greedy(proposed, best)
+    found = accept_equal(proposed, best)
     assert (found.accepted, found.additional) == (accepted, additional)
 
 

@@ -68,7 +68,7 @@ async def store(tmp_path: Path, nursery: trio.Nursery) -> Store:
     return made
 
 
-async def test_conditional_append(store: Store) -> None:
+async def test_conditional_append(store: Store, autojump_clock: MockClock) -> None:
     """ "records are appended with a conditional operation [...] so that an append succeeds only if no other append has
     happened since the writer last read the log" """
     tag = await store.tag()
@@ -78,7 +78,7 @@ async def test_conditional_append(store: Store) -> None:
     assert isinstance(await store.verifier.append(LOG, write_record(second()), epoch=1, if_match=again), Appended)
 
 
-async def test_appends_below_a_fence_fail(store: Store) -> None:
+async def test_appends_below_a_fence_fail(store: Store, autojump_clock: MockClock) -> None:
     """ "after a fence record with epoch E+1, appends carrying an epoch lower than E+1 MUST fail" """
     tag = await store.tag()
     fenced = await store.router.append(LOG, write_record(FENCE), epoch=2, if_match=tag)
@@ -89,7 +89,7 @@ async def test_appends_below_a_fence_fail(store: Store) -> None:
     assert isinstance(blind, BelowFence | TagMismatch)
 
 
-async def test_a_fence_record_carries_only_an_epoch(store: Store) -> None:
+async def test_a_fence_record_carries_only_an_epoch(store: Store, autojump_clock: MockClock) -> None:
     """ "A fence record carries only an epoch", and its author by decision 85; it is the router's to write (112)."""
     assert [record for record, _ in read_records(write_record(FenceRecord(epoch=2)))] == [FenceRecord(epoch=2)]
     tag = await store.tag()

@@ -1,6 +1,7 @@
 """Paged ragged attention against a slow twin that writes the definition out (bug 23)."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from sdcpd.engine.batch import Segment
 PAGE = 16
 
 
-def twin(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """[m, heads, d], [k, kv_heads, d] twice -> [m, heads, d]. Query i sees keys 0 .. k-m+i; in float64, one by one."""
+def twin(queries: Tensor, keys: Tensor, values: Tensor, window: int = 1 << 30) -> Tensor:
+    """[m, heads, d], [k, kv_heads, d] twice -> [m, heads, d]; in float64, one by one.
+
+    Query i sees keys 0 .. k-m+i, of these the last `window`.
+    """
     count, heads, head_dim = queries.shape
     length, kv_heads, _ = keys.shape
     out = torch.zeros(queries.shape, dtype=torch.float64)
@@ -21,15 +25,18 @@ def twin(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         seen = length - count + i + 1
         for head in range(heads):
             mine = head // (heads // kv_heads)
-            scores = keys[:seen, mine].double() @ queries[i, head].double() / math.sqrt(head_dim)
-            out[i, head] = torch.softmax(scores, 0) @ values[:seen, mine].double()
+            first = max(0, seen - window)
+            scores = keys[first:seen, mine].double() @ queries[i, head].double() / math.sqrt(head_dim)
+            out[i, head] = torch.softmax(scores, 0) @ values[first:seen, mine].double()
     return out
 
 
 class World:
     """Sequences with scattered pages in one pool of one layer, and the definition's answer for each."""
 
-    def __init__(self, spans: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int = 16) -> None:
+    def __init__(
+        self, spans: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int = 16, window: int | None = None
+    ) -> None:
         """`spans`: (cached tokens, tokens in this pass) of each sequence."""
         generator = torch.Generator().manual_seed(3)
         needs = [-(-(cached + count) // PAGE) for cached, count in spans]
@@ -50,9 +57,9 @@ class World:
             self.pool[:kv_heads, slots] = keys.transpose(0, 1)
             self.pool[kv_heads:, slots] = values.transpose(0, 1)
             self.segments.append(Segment(first=first, count=count, length=length, pages=pages))
-            self.expected.append(twin(self.heads[first : first + count, :heads], keys, values))
+            self.expected.append(twin(self.heads[first : first + count, :heads], keys, values, window or 1 << 30))
             first += count
-        self.shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        self.shape: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "window": window}
 
     def attend(self, segments: list[Segment], heads: Tensor) -> Tensor:
         attention = PagedAttention(segments, page_tokens=PAGE, like=self.pool, **self.shape)
@@ -73,6 +80,19 @@ def test_each_sequence_gets_what_the_definition_says(heads: int, kv_heads: int) 
     for segment, expected in zip(world.segments, world.expected, strict=True):
         part = found[segment.first : segment.first + segment.count]
         assert torch.allclose(part.double(), expected, atol=1e-5), segment
+
+
+@pytest.mark.parametrize("window", [1, 7, 512, 600])
+@torch.inference_mode()
+def test_a_window_hides_all_keys_before_it(window: int) -> None:
+    world = World([(0, 1), (0, 16), (5, 3), (511, 9), (700, 1), (1100, 15), (1530, 12)], 4, 2, window=window)
+    found = world.attend(world.segments, world.heads)
+    for place, (segment, expected) in enumerate(zip(world.segments, world.expected, strict=True)):
+        part = found[segment.first : segment.first + segment.count]
+        assert torch.allclose(part.double(), expected, atol=1e-5), segment
+        for i in range(segment.count):  # and a query alone, whose gathering may begin at a later block
+            one = Segment(first=0, count=1, length=segment.start + i + 1, pages=segment.pages)
+            assert torch.equal(world.attend([one], world.heads[segment.first + i][None])[0], part[i]), (place, i)
 
 
 @torch.inference_mode()

@@ -4,7 +4,9 @@ The slow twin here is the same engine with one sequence and one pass (itself hel
 weights, equal means equal bits.
 """
 
+import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
@@ -27,6 +29,14 @@ from tests.support.tiny_models import make_tiny_llama
 TinyModels = Callable[..., Path]
 
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+MIXTURE: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"tie_word_embeddings": True}),
@@ -36,6 +46,12 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
     ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, **LLAMA3}}),
     ("mistral", {"sliding_window": None}),
+    ("mistral", {"sliding_window": 30}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 0}),
+    ("qwen3_moe", MIXTURE),
+    ("qwen3_moe", MIXTURE | {"norm_topk_prob": False, "mlp_only_layers": [0], "attention_bias": True}),
+    ("qwen3_moe", MIXTURE | {"decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 20}),
     ("qwen2", {}),
     ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     ("qwen3", {"tie_word_embeddings": True}),
@@ -103,6 +119,82 @@ def test_scaled_ropes_differ_from_the_plain_one(tiny_models: TinyModels) -> None
     for family, options in FAMILIES:
         if family == "llama" and "rope_parameters" in options:
             assert not torch.allclose(reference(tiny_models("llama", **options), some_tokens(200)), plain, atol=1e-2)
+
+
+def test_windows_matter_in_the_tests_above(tiny_models: TinyModels) -> None:
+    tokens = some_tokens(200)
+    free, bounded = (reference(tiny_models("mistral", sliding_window=size), tokens) for size in (None, 30))
+    assert torch.allclose(free[:30], bounded[:30], atol=1e-4), "before the window is full"
+    assert not torch.allclose(free[60:], bounded[60:], atol=1e-2)
+
+
+@pytest.mark.parametrize("factor", [2.0, 4.0])
+def test_dynamic_rope_beyond_the_original_context(tiny_models: TinyModels, factor: float) -> None:
+    """Each row is what transformers says when it reads token by token with its cache."""
+    scaling = {"rope_type": "dynamic", "factor": factor, "rope_theta": 10000.0}
+    folder = tiny_models("llama", max_position_embeddings=64, rope_parameters=scaling)
+    (folder / "tokenizer.json").write_text("{}")
+    engine, tokens = load(folder), some_tokens(64 * int(factor))
+    assert engine.info.context_tokens == len(tokens)
+    found = whole(engine, tokens)
+    assert torch.allclose(found[:64], reference(folder, tokens[:64]), atol=1e-4)
+    assert torch.allclose(found, one_by_one(folder, tokens), atol=1e-4)
+    plain = whole(load(tiny_models_like(folder, "default"), context_tokens=64), tokens[:64])
+    assert torch.equal(plain, found[:64]), "within the original context it is no scaling"
+    # However the text is cut: prompts that end before, at and after the original context.
+    for cut in (1, 50, 63, 64, 65, 90):
+        sequence = engine.open_sequence()
+        feed(engine, sequence, tokens[:cut], rows=0)
+        for at in range(cut, cut + 24, 6):
+            assert_equal(engine, feed(engine, sequence, tokens[at : at + 6]), found[at : at + 6])
+        engine.close_sequence(sequence)
+
+
+def one_by_one(folder: Path, tokens: Sequence[int]) -> Tensor:
+    """Logits of transformers in fp32 when it is given one token at a time."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rows, cache = [], None
+    with torch.inference_mode():
+        for token in tokens:
+            answer = model(torch.tensor([[token]]), cache=cache, use_cache=True)
+            cache = answer.past_key_values
+            rows.append(answer.logits[0, 0])
+    return torch.stack(rows)
+
+
+def tiny_models_like(folder: Path, rope_type: str) -> Path:
+    """The same weights under another rope."""
+    other = folder.parent / f"{folder.name}-{rope_type}"
+    shutil.copytree(folder, other)
+    config = json.loads((other / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": rope_type, "rope_theta": 10000.0}
+    (other / "config.json").write_text(json.dumps(config))
+    return other
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3_moe"])
+def test_windows_and_experts_give_the_same_bits_however_a_text_is_cut(tiny_models: TinyModels, family: str) -> None:
+    """Windows that end in the middle of blocks of keys; experts shared with a neighbour."""
+    options: dict[str, Any] = {"max_position_embeddings": 2048, "sliding_window": 600}
+    folder = tiny_models(family, **options, **({} if family == "mistral" else MIXTURE | {"use_sliding_window": True}))
+    (folder / "tokenizer.json").write_text("{}")
+    engine, tokens = load(folder), some_tokens(1300)
+    expected = whole(engine, tokens)
+    sequence, other = engine.open_sequence(), engine.open_sequence()
+    at = 0
+    for count in (500, 11, 1, 2, 8, 580, 5, 9, 1, 40, 7):
+        assert engine.reserve(sequence, at + count)
+        assert engine.reserve(other, at + 3)
+        spans = [
+            Span(sequence=other, tokens=(5, 6, 7), start=min(3, engine.valid_tokens(other)), rows=1),
+            Span(sequence=sequence, tokens=tuple(tokens[at : at + count]), start=at, rows=count),
+        ]
+        assert_equal(engine, engine.compute(engine.plan(spans))[1:], expected[at : at + count])
+        at += count
+    engine.close_sequence(sequence)
+    engine.close_sequence(other)
 
 
 @pytest.mark.parametrize("cut", range(1, 16))

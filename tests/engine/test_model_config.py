@@ -8,6 +8,8 @@ import pytest
 
 from sdcpd.engine.model_config import (
     DefaultRope,
+    DynamicRope,
+    Experts,
     LinearRope,
     Llama3Rope,
     ModelConfig,
@@ -33,6 +35,9 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
+
+MIXTURE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 def read(folder: Path, context_tokens: int | None = None, **members: Any) -> ModelConfig:
@@ -111,7 +116,7 @@ def test_llama3_and_yarn(tmp_path: Path) -> None:
     ("members", "named"),
     [
         ({"rope_scaling": {"rope_type": "foo", "factor": 2.0}}, "'foo'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_scaling": {"type": "dynamic"}}, "lacks factor"),
         ({"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "'longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
@@ -132,7 +137,11 @@ def test_other_ropes_are_refused_by_name(tmp_path: Path, members: dict[str, Any]
         ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
         ({"model_type": ...}, "model_type is ''"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config names awq"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config names AWQ"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config names GPTQ"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, "quantization_config names fp8 (e4m3)"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config names FP4 (mxfp4)"),
+        ({"quantization_config": {"quant_algo": "NVFP4"}}, "quantization_config names an unnamed method (NVFP4)"),
         ({"quantization_config": {"fmt": "e4m3"}}, "quantization_config"),
         ({"vocab_size": ...}, "vocab_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
@@ -157,22 +166,54 @@ def test_the_context_can_be_lowered_not_raised(tmp_path: Path) -> None:
     assert "max_position_embeddings is 256" in refused(tmp_path, 257)
 
 
+TYPES = ["full_attention", "sliding_attention"]
+
+
 @pytest.mark.parametrize(
-    "members",
+    ("members", "layers"),
     [
-        {"model_type": "mistral", "sliding_window": 128},
-        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1},
-        {
-            "model_type": "qwen3",
-            "use_sliding_window": True,
-            "sliding_window": 128,
-            "layer_types": ["sliding_attention"],
-        },
+        ({"model_type": "mistral"}, (0, 1)),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, (1,)),
+        ({"model_type": "qwen3", "use_sliding_window": True, "layer_types": TYPES}, (1,)),
+        ({"model_type": "qwen3_moe", "use_sliding_window": True} | MIXTURE, (0, 1)),
     ],
 )
-def test_a_window_in_force_is_refused_unless_the_context_fits(tmp_path: Path, members: dict[str, Any]) -> None:
-    assert "context_tokens = 128" in refused(tmp_path, **members)
-    assert read(tmp_path, 128, **members).context_tokens == 128
+def test_a_window_in_force_names_its_layers(tmp_path: Path, members: dict[str, Any], layers: tuple[int, ...]) -> None:
+    config = read(tmp_path, sliding_window=128, **members)
+    assert (config.window, config.window_layers) == (128, layers)
+    assert read(tmp_path, 100, sliding_window=128, **members).pass_fields == config.pass_fields
+
+
+def test_windows_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    assert "sliding_window is 0" in refused(tmp_path, model_type="mistral", sliding_window=0)
+    sliding: dict[str, Any] = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 128}
+    assert "layer_types has 1" in refused(tmp_path, layer_types=["sliding_attention"], **sliding)
+
+
+def test_dynamic_scaling_stretches_the_context(tmp_path: Path) -> None:
+    dynamic: dict[str, Any] = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    config = read(tmp_path, **dynamic)
+    assert config.rope == DynamicRope(theta=10_000.0, factor=2.0, original_context=256)
+    assert config.context_tokens == 512
+    assert read(tmp_path, 300, **dynamic).context_tokens == 300
+    assert "(with dynamic scaling by 2.0: 512)" in refused(tmp_path, 513, **dynamic)
+
+
+def test_experts(tmp_path: Path) -> None:
+    moe = {"model_type": "qwen3_moe"} | MIXTURE
+    both = Experts(layers=(0, 1), count=8, chosen=2, intermediate=32, normalised=False)
+    assert read(tmp_path, **moe).experts == both
+    assert read(tmp_path, **moe | {"num_experts": None, "num_local_experts": 8}).experts == both
+    found = read(tmp_path, **moe, mlp_only_layers=[1], norm_topk_prob=True).experts
+    assert found == Experts(layers=(0,), count=8, chosen=2, intermediate=32, normalised=True)
+    sparse = read(tmp_path, **moe, decoder_sparse_step=2).experts
+    assert sparse is not None
+    assert sparse.layers == (1,)
+    assert read(tmp_path, **moe, mlp_only_layers=[0, 1]).experts is None
+    assert read(tmp_path).experts is None
+    for name in MIXTURE:
+        assert f"{name} is missing" in refused(tmp_path, **moe | {name: None})
+    assert "num_experts_per_tok is 9" in refused(tmp_path, **moe | {"num_experts_per_tok": 9})
 
 
 @pytest.mark.parametrize(

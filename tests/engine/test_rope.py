@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from sdcpd.engine.model_config import DefaultRope, LinearRope, Llama3Rope, Rope, YarnRope
-from sdcpd.engine.rope import Rotation, frequencies
+from sdcpd.engine.model_config import DefaultRope, DynamicRope, LinearRope, Llama3Rope, Rope, YarnRope
+from sdcpd.engine.rope import Rotation, frequencies, stretched_frequencies
 
 YARN: dict[str, Any] = {
     "theta": 10_000.0,
@@ -66,6 +66,20 @@ def test_scaled_frequencies_are_those_of_transformers(rope: Rope, parameters: di
     found, scale = frequencies(rope, 64)
     assert torch.equal(found, expected)
     assert scale == pytest.approx(factor, abs=0)
+
+
+@pytest.mark.parametrize("length", [1, 256, 257, 300, 1000])
+def test_dynamic_frequencies_are_those_of_transformers(length: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 3.0}
+    config = LlamaConfig(head_dim=64, max_position_embeddings=256, rope_parameters=parameters)
+    expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=torch.tensor(length))
+    rope = DynamicRope(theta=10_000.0, factor=3.0, original_context=256)
+    assert torch.allclose(stretched_frequencies(rope, 64, torch.tensor([length])), expected, rtol=1e-6, atol=0)
+    if length <= 256:
+        assert torch.equal(frequencies(rope, 64)[0], expected)
 
 
 def test_plain_frequencies() -> None:

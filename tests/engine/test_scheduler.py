@@ -34,6 +34,34 @@ def test_prompts_get_a_chunk_while_anybody_is_past_theirs_and_all_otherwise() ->
     assert [len(span.tokens) for _, span in alone.prefills] == [100, 28]
 
 
+def test_a_short_prompt_passes_a_long_one_which_goes_on() -> None:
+    mix = choose([], prompts(5000, 700, 40), budget_tokens=128, chunk_tokens=64, busy=True)
+    assert {key[0]: len(span.tokens) for key, span in mix.prefills} == {102: 32, 100: 32}
+    mix = choose([], prompts(5000, 700, 10), budget_tokens=128, chunk_tokens=64, busy=True)
+    assert {key[0]: len(span.tokens) for key, span in mix.prefills} == {102: 10, 101: 22, 100: 32}
+    mix = choose([], prompts(10, 5000), budget_tokens=128, chunk_tokens=64, busy=True)
+    assert {key[0]: len(span.tokens) for key, span in mix.prefills} == {100: 10, 101: 54}
+
+
+def test_the_bound_on_how_long_a_round_waits() -> None:
+    """The docstring's: W // (R - M + 1) + 1 passes, first come first served, for any sizes."""
+    for budget in (128, 200, 1024):
+        for sizes in ([9] * 60, [65, 1] * 30, [1] * 200, [33, 64, 2, 7, 65] * 12):
+            waiting, passes, before = rounds(*sizes), 0, 0
+            room, longest = budget - budget // 4, max(sizes)
+            bounds = {}
+            for one in waiting:
+                bounds[one.span.sequence] = before // (room - longest + 1) + 1
+                before += len(one.span.tokens)
+            while waiting:
+                passes += 1
+                mix = choose(waiting, prompts(4000), budget_tokens=budget, chunk_tokens=64, busy=True)
+                assert [one.key for one in mix.rounds] == [one.key for one in waiting[: len(mix.rounds)]]
+                for one in mix.rounds:
+                    assert passes <= bounds[one.span.sequence]
+                waiting = waiting[len(mix.rounds) :]
+
+
 def test_a_share_of_each_pass_is_kept_for_prompts() -> None:
     mix = choose(rounds(*([9] * 50)), prompts(500), budget_tokens=128, chunk_tokens=64, busy=True)
     assert sum(len(span.tokens) for _, span in mix.prefills) >= 32

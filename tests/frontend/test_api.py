@@ -320,6 +320,14 @@ async def test_a_refusal_at_the_very_moment_of_a_comment(autojump_clock: MockClo
     assert 503 in seen
 
 
+async def test_sampling_reaches_the_router() -> None:
+    world = make_world(HELLO)
+    answer = await world.complete(prompt="x", temperature=0.5, top_k=7, top_p=0.25, seed=3)
+    assert answer.status == 200
+    request = world.generations.requests[0]
+    assert (request.temperature_milli, request.top_k, request.top_p_milli, request.seed) == (500, 7, 250, 3)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -329,7 +337,7 @@ async def test_a_refusal_at_the_very_moment_of_a_comment(autojump_clock: MockClo
         ({"prompt": []}, "prompt", None),
         ({"prompt": [300]}, "prompt", None),
         ({"prompt": "x" * 10_001}, "prompt", "string_above_max_length"),
-        ({"temperature": 1}, "temperature", "unsupported_parameter"),
+        ({"temperature": 1, "min_p": 0.5}, "min_p", "unsupported_parameter"),
     ],
 )
 async def test_what_cannot_be_served_opens_no_session(fields: dict[str, Any], param: str, code: str | None) -> None:

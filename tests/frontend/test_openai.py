@@ -7,7 +7,7 @@ import pytest
 
 from sdcpd.frontend.chat_template import ChatMessage
 from sdcpd.frontend.errors import ApiError
-from sdcpd.frontend.openai import Ask, Conversation, new_tokens, read_chat, read_completion
+from sdcpd.frontend.openai import Ask, Conversation, SamplingWish, new_tokens, read_chat, read_completion
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "hi"}
@@ -98,6 +98,25 @@ def test_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
     assert chat(**fields) == chat()
 
 
+@pytest.mark.parametrize(
+    ("fields", "wish"),
+    [
+        ({"temperature": 0.7}, SamplingWish(temperature_milli=700)),
+        ({"temperature": 0.0001}, SamplingWish(temperature_milli=1)),
+        ({"temperature": 2, "min_p": 0, "top_k": -1, "top_p": 1}, SamplingWish(temperature_milli=2000)),
+        ({"temperature": 1, "top_k": 40}, SamplingWish(temperature_milli=1000, top_k=40)),
+        ({"temperature": 1, "top_p": 0.95}, SamplingWish(temperature_milli=1000, top_p_milli=950)),
+        ({"temperature": 1, "top_p": 0}, SamplingWish(temperature_milli=1000, top_p_milli=0)),
+        ({"temperature": 1, "seed": 7}, SamplingWish(temperature_milli=1000, seed=7)),
+        ({"temperature": 1, "seed": -1}, SamplingWish(temperature_milli=1000, seed=2**64 - 1)),
+        ({"temperature": 0, "seed": 7, "top_k": 3, "top_p": 0.5}, SamplingWish()),
+    ],
+)
+def test_sampling_is_honoured(fields: dict[str, Any], wish: SamplingWish) -> None:
+    assert chat(**fields).sampling == wish
+    assert text(**fields).sampling == wish
+
+
 def test_null_is_absent_everywhere() -> None:
     from sdcpd.frontend import fields, openai
 
@@ -113,7 +132,8 @@ def test_null_is_absent_everywhere() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"temperature": 0.7}, "temperature"),
+        ({"temperature": 0.7, "min_p": 0.1}, "min_p"),
+        ({"temperature": 2.1}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"temperature": "0"}, "temperature"),

@@ -175,6 +175,20 @@ def test_a_verifier_needs_a_model(write: Callable[..., Path], tmp_path: Path) ->
     assert "~ and $ are not expanded" in faults(path, "engine.model=$HOME/x")[0]
 
 
+def test_what_a_method_of_drafting_needs(write: Callable[..., Path], model: Path) -> None:
+    path = write(roles='["router", "verifier", "drafter", "cache"]')
+    for method in ("draft_model", "frequency_hybrid"):
+        (fault,) = faults(path, f"drafter.method={method}")
+        assert fault.startswith(f'drafter.draft_model: is missing; method = "{method}" runs a model.')
+        config = load_config(path, [f"drafter.method={method}", f"drafter.draft_model.model={model}"])
+        assert config_warnings(config) == []
+    assert "is no folder" in faults(path, "drafter.draft_model.model=/none")[0]
+    assert "not an absolute path" in faults(path, "drafter.suffix.corpus=texts.jsonl")[0]
+    assert "drafter.method: is 'eagle3'" in faults(path, "drafter.method=eagle3")[0]
+    (warning,) = config_warnings(load_config(path, [f"drafter.draft_model.model={model}"]))
+    assert "runs no model" in warning
+
+
 def test_places_of_the_node(write: Callable[..., Path]) -> None:
     path = write()
     assert faults(path, "node.base_uri=127.0.0.1:8470")[0].startswith("node.base_uri: ")

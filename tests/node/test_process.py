@@ -85,7 +85,13 @@ def test_killed_in_mid_answer_and_started_again(
     )
     assert answer.startswith(text[:15])  # the same prompt, the same beginning
     assert second.stop() == 0
-    assert read_log(tmp_path / "state", session) == records
+    # The router took the session up again: behind a fence it went on from exactly there (decision 106).
+    resumed = read_log(tmp_path / "state", session)
+    assert resumed[: len(records)] == records
+    assert all(record.epoch > records[-1].epoch for record in resumed[len(records) :])
+    for before, then in pairwise(resumed):
+        assert (then.round, then.committed) == (before.round + 1, before.committed + len(then.emitted))
+        assert then.digest == digests.extend(before.digest, then.emitted)
 
 
 def test_told_to_stop_in_mid_answer(daemon: Callable[..., DemoDaemon], tiny_llama: Path, tmp_path: Path) -> None:
@@ -169,6 +175,21 @@ def test_a_model_that_is_none_is_refused(daemon: Callable[..., DemoDaemon], tiny
     assert one.wait() == 3
     assert "foo" in one.log()
     assert "Traceback" not in one.log()
+
+
+def test_a_draft_model_beside_its_target(daemon: Callable[..., DemoDaemon], tiny_llama: Path) -> None:
+    """The target as its own draft model, in a thread of its own."""
+    one = daemon(
+        "drafter.method=frequency_hybrid",
+        f"drafter.draft_model.model={tiny_llama}",
+        "drafter.draft_model.kv_cache_bytes=4194304",
+        "drafter.draft_model.threads=1",
+    )
+    one.wait_ready(READY_LIMIT_S)
+    chunks = list(stream(one.address, tiny_llama.name, LONG | {"max_tokens": 100}))
+    assert len(chunks) > 1
+    assert one.stop() == 0
+    assert one.log().count("model loaded") == 2
 
 
 def test_nothing_is_left_when_the_starter_is_killed(tiny_llama: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from sdcpd.engine.spans import EngineInfo, Row, Span
+from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 from sdcpd.node.real_ports import OsRandomness, PassThread, SystemClock, ThreadedEngine, ThreadWorkers
 
 
@@ -125,12 +125,28 @@ class CountingEngine:
         self.planned_in.append(threading.get_ident())
         return list(spans)
 
+    def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
+        raise AssertionError("nothing is kept on a shelf here")
+
     def run(self, plan: list[Span]) -> list[tuple[Row, ...]]:
         self.ran_in.append(threading.get_ident())
         self.at_once += 1
         assert self.at_once == 1
         self.at_once -= 1
         return [(Row(token=span.tokens[-1], margin=1.0, finite=True),) for span in plan]
+
+
+async def test_a_pass_is_planned_before_anything_is_waited_for() -> None:
+    """A sequence that is closed as soon as its pass was asked for has been planned: no pass meets a closed one."""
+    inner = CountingEngine()
+    engine = ThreadedEngine(inner, PassThread("passes"))
+    call = engine.run_pass([Span(sequence=7, tokens=(1,), start=0, rows=1)])
+    try:
+        call.send(None)  # up to the first thing it waits for
+        assert len(inner.planned_in) == 1
+        assert inner.ran_in == []
+    finally:
+        call.close()
 
 
 async def test_the_engine_plans_here_and_runs_there_one_pass_at_a_time() -> None:

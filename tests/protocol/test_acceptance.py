@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdcpd.protocol.acceptance import accept_greedy, argmax, cut
+from sdcpd.protocol.acceptance import accept_equal, argmax, cut
 
 SMALL = st.integers(0, 3)
 
@@ -19,14 +19,14 @@ def test_every_position_is_checked(wrong: int) -> None:
     best = tuple(range(10, 19))
     proposed = list(best[:8])
     proposed[wrong - 1] = 99
-    outcome = accept_greedy(proposed, best)
+    outcome = accept_equal(proposed, best)
     assert (outcome.accepted, outcome.additional) == (wrong - 1, best[wrong - 1])
 
 
 @given(st.lists(SMALL, max_size=8), st.data())
 def test_the_block_is_what_greedy_decoding_gives(proposed: list[int], data: st.DataObject) -> None:
     best = data.draw(st.lists(SMALL, min_size=len(proposed) + 1, max_size=len(proposed) + 1))
-    outcome = accept_greedy(proposed, best)
+    outcome = accept_equal(proposed, best)
     block = [*proposed[: outcome.accepted], outcome.additional]
     assert block == best[: len(block)]
     assert outcome.accepted == len(proposed) or proposed[outcome.accepted] != best[outcome.accepted]
@@ -34,7 +34,7 @@ def test_the_block_is_what_greedy_decoding_gives(proposed: list[int], data: st.D
 
 def test_rows_and_tokens_must_fit() -> None:
     with pytest.raises(AssertionError):
-        accept_greedy([1], [1])
+        accept_equal([1], [1])
 
 
 def test_cut_keeps_the_stop_token_and_nothing_after_it() -> None:

@@ -55,14 +55,14 @@ def test_a_session_with_nothing_left_is_closed() -> None:
 
 
 def test_who_may_be_assigned_what() -> None:
-    """Decisions 9, 10, 44; rules other than 1 are not served yet."""
-    check_identity(assigned(), IDENTITY)
+    """Decisions 9, 10, 12, 44."""
+    for rule in (1, 2, 65281):
+        check_identity(assigned(contract=contract(rule=rule)), IDENTITY)
     check_identity(assigned(contract=contract(drafters=(b"\x01" * 32, IDENTITY.model))), IDENTITY)
     for refused in (
         contract(tokenizer=b"\x03" * 32),
         contract(drafters=(b"\x01" * 32,)),
-        contract(rule=2),
-        contract(rule=65281),
+        contract(rule=3),
     ):
         with pytest.raises(BadContract):
             check_identity(assigned(contract=refused), IDENTITY)

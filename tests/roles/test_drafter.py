@@ -135,7 +135,7 @@ async def test_what_is_not_for_this_drafter_is_refused(autojump_clock: MockClock
         for message, problem in (
             (world.cluster.add(tokenizer=b"\x09" * 32)[1], BadContract),
             (world.cluster.add(drafters=(b"\x09" * 32,))[1], BadContract),
-            (world.cluster.add(rule=2)[1], BadContract),
+            (world.cluster.add(rule=3)[1], BadContract),
             (of_state(world.cluster.add()[0], drafter=OTHER_DRAFTER), IllFormed),
             (of_state(world.cluster.add()[0], m_init=0), IllFormed),
             (of_state(world.cluster.add()[0], prompt=(1,) * 20), BadContract),
@@ -398,10 +398,10 @@ async def test_actions_end_the_session_here(autojump_clock: MockClock) -> None:
 class Mute:
     """A source that never has anything to say."""
 
-    def open(self, session: bytes, prompt: Any) -> None: ...
+    def open(self, session: bytes, prompt: Any, scope: bytes | None = None) -> None: ...
     def extend(self, session: bytes, committed: Any) -> None: ...
     def close(self, session: bytes) -> None: ...
-    def propose(self, session: bytes, limit: int) -> Draft:
+    def propose(self, session: bytes, limit: int, assumed: Any = ()) -> Draft:
         return Draft(tokens=(), matched=0)
 
 
@@ -428,9 +428,9 @@ class Recording(LookupSource):
         super().__init__(LookupSettings())
         self.contexts: list[list[int]] = []
 
-    def open(self, session: bytes, prompt: Sequence[int]) -> None:
+    def open(self, session: bytes, prompt: Sequence[int], scope: bytes | None = None) -> None:
         self.contexts.append(list(prompt))
-        super().open(session, prompt)
+        super().open(session, prompt, scope)
 
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self.contexts[-1] += committed

@@ -360,7 +360,7 @@ async def test_two_opens_at_once_make_one_session(autojump_clock: MockClock) -> 
     [
         ({"of": contract(target=bytes(32))}, BadContract),
         ({"of": contract(tokenizer=bytes(32))}, BadContract),
-        ({"of": contract(rule=2)}, BadContract),
+        ({"of": contract(rule=65281)}, BadContract),
         ({"of": contract(rule=77)}, BadContract),
         ({"prompt": ()}, IllFormed),
         ({"prompt": (50,)}, IllFormed),
@@ -398,8 +398,9 @@ async def test_limits_answer_at_once(autojump_clock: MockClock) -> None:
         with pytest.raises(Overloaded) as full:
             await stand.open(session=b"x" * 16)
         assert full.value.retry_after_s == 1
-    async with running({"pages": 2}) as stand:
+    async with running({"pages": 2}, max_waiting_sessions=0) as stand:
         await stand.open()
+        await stand.open(session=b"y" * 16)
         with pytest.raises(Overloaded, match="KV pages"):
             await stand.open(session=b"x" * 16)
 
@@ -471,12 +472,20 @@ async def test_an_existing_log_is_a_conflict_but_an_empty_one_is_ours(autojump_c
     async with running() as stand:
         stand.logs.logs[LOG] = b""
         await stand.open()
-        stand.logs.logs[log_of(b"x" * 16)] = write_record(FenceRecord(epoch=2))
-        with pytest.raises(StaleEpoch):  # taken from it before it began
+        stand.logs.logs[log_of(b"x" * 16)] = write_record(EndRecord(epoch=1, end=Action.FAIL))
+        with pytest.raises(Conflict):
             await stand.open(session=b"x" * 16)
         stand.logs.logs[log_of(b"y" * 16)] = write_record(FenceRecord(epoch=1))
         with pytest.raises(Conflict):
             await stand.open(session=b"y" * 16)
+
+
+async def test_a_log_that_was_fenced_before_its_session_began(autojump_clock: MockClock) -> None:
+    """Decision 30: the router is told that its epoch is over, and looks (89)."""
+    async with running() as stand:
+        stand.logs.logs[LOG] = write_record(FenceRecord(epoch=2))
+        with pytest.raises(StaleEpoch):
+            await stand.open()
 
 
 async def test_ended_sessions_are_served_then_gone(autojump_clock: MockClock) -> None:
@@ -553,5 +562,5 @@ async def test_snapshot_and_status(autojump_clock: MockClock) -> None:
         assert (session.state, session.drafter, session.max_new) == (State.DRAFTING.name.lower(), DRAFTER, 20)
         assert b"tokens=(" not in msgspec.json.encode(stand.verifier.snapshot())
         status = stand.verifier.status()
-        assert (status.instance, status.role, status.model, status.rules) == (VERIFIER, 2, TARGET, (1,))
+        assert (status.instance, status.role, status.model, status.rules) == (VERIFIER, 2, TARGET, (1, 2, 65281))
         assert status.load == 100 * (64 - stand.engine.free_pages) // 64

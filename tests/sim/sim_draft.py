@@ -29,14 +29,14 @@ class ToySource:
         self._agrees = agrees
         self._contexts: dict[bytes, list[int]] = {}
 
-    def open(self, session: bytes, prompt: Sequence[int]) -> None:
+    def open(self, session: bytes, prompt: Sequence[int], scope: bytes | None = None) -> None:
         self._contexts[session] = list(prompt)
 
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self._contexts[session] += committed
 
-    def propose(self, session: bytes, limit: int) -> Draft:
-        context = list(self._contexts[session])
+    def propose(self, session: bytes, limit: int, assumed: Sequence[int] = ()) -> Draft:
+        context = [*self._contexts[session], *assumed]
         chance = random.Random(f"{self._seed} {session.hex()} {len(context)}")
         began = len(context)
         for _ in range(limit):

@@ -14,7 +14,7 @@ import trio
 from msgspec.structs import replace
 
 from sdcpd.cache import journal, log_batch
-from sdcpd.protocol import acceptance, digests, escalation, log_history, prefix, rounds, takeover
+from sdcpd.protocol import acceptance, digests, escalation, log_history, prefix, rounds, session, takeover
 from sdcpd.protocol.commit_log import (
     CommitRecord,
     FenceRecord,
@@ -147,24 +147,24 @@ def epoch_not_checked(patch: Patch) -> None:
 
 
 def base_not_checked(patch: Patch) -> None:
-    patch.setattr(Session, "_check_base", lambda self, proposal: None)
+    patch.setattr(session, "check_base", lambda proposal, at, state: None)
 
 
 def vocabulary_not_checked(patch: Patch) -> None:
     """Tokens outside the vocabulary go into the pass."""
-    patch.setattr(Session, "_check_tokens", lambda self, proposal, now: None)
+    patch.setattr(session, "check_content", lambda proposal, contract, vocabulary: None)
 
 
 def one_too_many_accepted(patch: Patch) -> None:
     """The last proposed token is taken on trust."""
 
     def trusting(proposed: Sequence[int], best: Sequence[int]) -> acceptance.Accepted:
-        found = acceptance.accept_greedy(proposed, best)
+        found = acceptance.accept_equal(proposed, best)
         if found.accepted == len(proposed) - 1:
             return acceptance.Accepted(accepted=len(proposed), additional=best[-1])
         return found
 
-    patch.setattr(rounds, "accept_greedy", trusting)
+    patch.setattr(rounds, "accept_equal", trusting)
 
 
 def stop_ignored(patch: Patch) -> None:

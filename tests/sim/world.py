@@ -25,6 +25,7 @@ from sdcpd.protocol.problems import Conflict, Problem, UnknownResource
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
+from sdcpd.roles.drafting import LookupDrafting
 from sdcpd.roles.ports import Peer, Ports
 from sdcpd.roles.router import Router
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
@@ -417,7 +418,7 @@ class World(Taps):
             identity=Identity(
                 instance=uri, model=bytes([number]) * 32, tokenizer=TOKENIZER, vocabulary=oracle.VOCABULARY
             ),
-            source=ToySource(seed, plan.agrees),
+            drafting=LookupDrafting(ToySource(seed, plan.agrees), ports.workers),
             routers=(self._router_uri,),
             caches=(self.cache_uri,),
             boot=random.Random(f"{seed} boot").randbytes(16),

@@ -2,12 +2,14 @@
 
 The network is the loopback of edge/transport.py, with links that can be cut and calls that can be lost. Under trio's
 MockClock all of it runs in virtual time. A `Cluster` is one cache and one router, with as many drafters as sources are
-given and as many verifiers as asked for. The first verifier is `verifier`, its engine `engine`.
+given, behind them those that draft otherwise, and as many verifiers as asked for. The first verifier is `verifier`, its
+engine `engine`.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -24,6 +26,7 @@ from sdcpd.protocol.messages import Output
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
+from sdcpd.roles.drafting import Drafting, LookupDrafting
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.roles.ports import Engine, Peer, Ports, Workers
 from sdcpd.roles.router import Router
@@ -45,14 +48,14 @@ class OracleSource:
         self._continue = continue_
         self._contexts: dict[bytes, list[int]] = {}
 
-    def open(self, session: bytes, prompt: Sequence[int]) -> None:
+    def open(self, session: bytes, prompt: Sequence[int], scope: bytes | None = None) -> None:
         self._contexts[session] = list(prompt)
 
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self._contexts[session] += committed
 
-    def propose(self, session: bytes, limit: int) -> Draft:
-        tokens = self._continue(self._contexts[session], limit)
+    def propose(self, session: bytes, limit: int, assumed: Sequence[int] = ()) -> Draft:
+        tokens = self._continue([*self._contexts[session], *assumed], limit)
         return Draft(tokens=tuple(tokens[:limit]), matched=0)
 
     def close(self, session: bytes) -> None:
@@ -113,10 +116,17 @@ class Cluster:
             await trio.sleep(0.01)
 
     async def generate(
-        self, prompt: Sequence[int], max_new: int | None, *, stop: tuple[int, ...] = (), speculation: bool = True
+        self,
+        prompt: Sequence[int],
+        max_new: int | None,
+        *,
+        stop: tuple[int, ...] = (),
+        speculation: bool = True,
+        **sampling: Any,
     ) -> tuple[list[int], Output]:
+        """`sampling` holds members of GenerationRequest."""
         request = GenerationRequest(
-            model=MODEL, prompt=tuple(prompt), max_new=max_new, stop=stop, speculation=speculation
+            model=MODEL, prompt=tuple(prompt), max_new=max_new, stop=stop, speculation=speculation, **sampling
         )
         tokens: list[int] = []
         async with self.router.generation(request) as generation:
@@ -138,6 +148,7 @@ async def running_cluster(
     verifier: VerifierSettings | None = None,
     router: RouterSettings | None = None,
     drafter: DrafterSettings | None = None,
+    draftings: Sequence[Drafting] = (),
     workers: Workers | None = None,
     verifiers: int = 1,
     pass_s: float = 0.01,
@@ -194,7 +205,7 @@ async def running_cluster(
     cache_settings = CacheSettings(commit_durability="page_cache")  # no test here cuts the power
     cluster.cache = Cache(cache_settings, ports("cache", uris["cache"]), RealFiles(state_dir))
     network.serve(uris["cache"], cache_dispatcher(cluster.cache, cache_settings, meters).handle)
-    for number, source in enumerate(sources):
+    for number, drafting in enumerate([*(LookupDrafting(source, InlineWorkers()) for source in sources), *draftings]):
         uri = f"http://127.0.0.{number + 2}:8470/drafter/"
         identity = Identity(
             instance=uri,
@@ -206,7 +217,7 @@ async def running_cluster(
             drafter if drafter is not None else DrafterSettings(),
             ports("drafter", uri),
             identity=identity,
-            source=source,
+            drafting=drafting,
             routers=(uris["router"],),
             caches=(uris["cache"],),
             boot=bytes([number]) * 16,
@@ -219,8 +230,8 @@ async def running_cluster(
         for number in range(verifiers):
             await start_verifier(verifier_uri(number), bytes([100 + number]) * 16)
         cluster.verifier = cluster.verifiers[uris["verifier"]]
-        for uri, drafting in cluster.drafters.items():
-            cluster.scopes[uri] = await nursery.start(_run_scoped, drafting)
+        for uri, role in cluster.drafters.items():
+            cluster.scopes[uri] = await nursery.start(_run_scoped, role)
         await cluster.ready()
         yield cluster
         nursery.cancel_scope.cancel()

@@ -15,6 +15,7 @@ from sdcpd.protocol.messages import Assignment, Proposal, Status, Verdict
 from sdcpd.protocol.problems import Problem
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
+from sdcpd.roles.drafting import Drafting, LookupDrafting
 from sdcpd.roles.ports import FETCH_LIMIT_BYTES, Done, Peer, Peers, Ports, ReadOutcome, Refusal, Unreachable
 from tests.support.messages import (
     CACHE,
@@ -117,13 +118,15 @@ def of_state(of: TinyVerifier, **changes: Any) -> Assignment:
 class SlowObjects(MemoryLogs):
     fetch_s = 0.0
 
-    async def fetch(self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES) -> ReadOutcome:
+    async def fetch(
+        self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES, also: str | None = None
+    ) -> ReadOutcome:
         await trio.sleep(self.fetch_s)
         return await super().fetch(ref)
 
 
 class World:
-    def __init__(self, source: DraftSource | None = None, **settings: Any) -> None:
+    def __init__(self, source: DraftSource | None = None, *, drafting: Drafting | None = None, **settings: Any) -> None:
         self.cluster = Cluster()
         self.objects = SlowObjects()
         self.meters = CountingMeters()
@@ -140,7 +143,7 @@ class World:
             DrafterSettings(**settings),
             self.ports,
             identity=IDENTITY,
-            source=self.source,
+            drafting=drafting or LookupDrafting(self.source, self.ports.workers),
             routers=(ROUTER,),
             caches=(CACHE,),
             boot=b"b" * 16,
@@ -159,8 +162,10 @@ class World:
 
 
 @asynccontextmanager
-async def running(source: DraftSource | None = None, **settings: Any) -> AsyncIterator[World]:
-    world = World(source, **settings)
+async def running(
+    source: DraftSource | None = None, *, drafting: Drafting | None = None, **settings: Any
+) -> AsyncIterator[World]:
+    world = World(source, drafting=drafting, **settings)
     with trio.fail_after(1000):
         async with trio.open_nursery() as nursery:
             await nursery.start(world.drafter.run)

@@ -138,7 +138,9 @@ class MemoryLogs(Objects):
         self.objects[ref] = octets
         return Appended(tag='"object"')
 
-    async def fetch(self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES) -> ReadOutcome:
+    async def fetch(
+        self, ref: str, wait_s: float = 0.0, *, limit_bytes: int = FETCH_LIMIT_BYTES, also: str | None = None
+    ) -> ReadOutcome:
         return Content(octets=self.objects[ref], tag='"object"') if ref in self.objects else Missing()
 
     async def remove(self, ref: str) -> RemoveOutcome:

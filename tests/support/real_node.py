@@ -15,12 +15,12 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from sdcpd.cache.files import RealFiles
-from sdcpd.drafting.lookup_source import LookupSource
 from sdcpd.drafting.source import DraftSource
 from sdcpd.engine.forward import Engine as ModelEngine
 from sdcpd.engine.settings import EngineSettings
 from sdcpd.engine.spans import Span
 from sdcpd.node.config import load_config
+from sdcpd.node.draft_parts import make_lookup
 from sdcpd.node.node import Node, World
 from sdcpd.node.notify import Notifier
 from sdcpd.node.real_ports import OsRandomness, PassThread, SystemClock, ThreadedEngine, ThreadWorkers
@@ -91,11 +91,16 @@ class RunningNode:
         return self.node.address
 
     async def generate(
-        self, prompt: Sequence[int], max_new: int, stop: Sequence[int], *, speculation: bool = True
+        self, prompt: Sequence[int], max_new: int, stop: Sequence[int], *, speculation: bool = True, **sampling: Any
     ) -> tuple[tuple[int, ...], Output]:
-        """One prompt through the router: the output's tokens and its final page."""
+        """One prompt through the router: the output's tokens and its final page. `sampling`: GenerationRequest's."""
         request = GenerationRequest(
-            model=self.model, prompt=tuple(prompt), max_new=max_new, stop=tuple(stop), speculation=speculation
+            model=self.model,
+            prompt=tuple(prompt),
+            max_new=max_new,
+            stop=tuple(stop),
+            speculation=speculation,
+            **sampling,
         )
         assert self.node.router is not None
         tokens: list[int] = []
@@ -137,9 +142,10 @@ async def running_node(
     state: Path,
     *settings: str,
     drafter: bool = True,
+    drafts: LoadedModel | None = None,
     source: Callable[[], DraftSource] | None = None,
 ) -> AsyncIterator[RunningNode]:
-    """A node over `model`, ready; stopped in order at the end."""
+    """A node over `model`, ready; stopped in order at the end. `drafts` is what a method with a draft model runs."""
     overrides = [
         f"engine.model={model.folder}",
         f"node.state_dir={state / 'state'}",
@@ -154,6 +160,11 @@ async def running_node(
         await trio.lowlevel.checkpoint()
         return ThreadedEngine(model.engine, model.thread)
 
+    async def load_drafts() -> Engine:
+        await trio.lowlevel.checkpoint()
+        assert drafts is not None
+        return ThreadedEngine(drafts.engine, drafts.thread)
+
     world = World(
         clock=SystemClock(),
         wall_clock=lambda: 1_800_000_000.0,
@@ -161,7 +172,8 @@ async def running_node(
         workers=ThreadWorkers(),
         files=lambda: RealFiles(state / "state" / "log"),
         load_engine=load_engine,
-        draft_source=source or (lambda: LookupSource(config.drafter.lookup)),
+        draft_source=source or partial(make_lookup, config),
+        load_draft_engine=load_drafts,
     )
     node = Node(config, world, Notifier({}))
     async with trio.open_nursery() as nursery:

@@ -17,6 +17,7 @@ PRODUCTIONS: dict[type[Struct], str] = {
     messages.SessionOpen: "session-open",
     messages.SessionState: "session-state",
     messages.Assignment: "assignment",
+    messages.InlineRow: "inline-row",
     messages.Proposal: "proposal",
     messages.Verdict: "verdict",
     messages.SpeculationStats: "stats",

@@ -115,3 +115,21 @@ def _tokenizer() -> dict[str, Any]:
         "decoder": byte_level,
         "model": {"type": "BPE", "vocab": {t: i for i, t in enumerate(vocabulary + special)}, "merges": merges},
     }
+
+
+def make_perturbed(folder: Path, whole: Path, scale: float) -> Path:
+    """A copy of a model folder with noise of `scale` times each matrix's own spread added: a draft model that agrees
+    with it the less, the more there is. The noise is the same each time."""
+    from safetensors.torch import load_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(1)
+    weights = load_file(whole / "model.safetensors")
+    for tensor in weights.values():
+        if tensor.dim() == 2:
+            noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std() * scale
+            tensor.copy_(tensor.float() + noise)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for file in ("config.json", "tokenizer.json"):
+        (folder / file).write_bytes((whole / file).read_bytes())
+    return folder

@@ -4,9 +4,14 @@ Each sequence holds the token of every position that was run. A row is computed 
 leaves a hole, keeps a rejected token or starts at the wrong position gets a wrong answer here as with a real model.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
-from sdcpd.engine.spans import EngineInfo, Row, Span
+from sdcpd.engine.spans import Drawn, EngineInfo, Kept, Row, Sampled, Shelf, Span, Weighed
+from sdcpd.protocol.acceptance import accept_speculative, draw_each
+from sdcpd.protocol.distributions import target_masses
+from sdcpd.protocol.draft_rows import ids_of, row_of, values_of
+from sdcpd.protocol.draws import RoundDraws
 from sdcpd.roles.ports import Clock
 
 VOCABULARY = 50
@@ -15,6 +20,15 @@ VOCABULARY = 50
 def next_token(prefix: Sequence[int]) -> int:
     """The toy target: mostly predictable (so that drafts can be right), never a stop token below 3."""
     return 3 + (sum((place + 1) * token for place, token in enumerate(prefix[-3:])) + len(prefix)) % (VOCABULARY - 3)
+
+
+def next_logits(prefix: Sequence[int]) -> list[float]:
+    """The toy target for sampling: `next_token` is the likeliest, four others have a chance."""
+    logits = [-9.0] * VOCABULARY
+    best = next_token(prefix)
+    for place, logit in enumerate((2.0, 1.5, 1.0, 0.5, 0.0)):
+        logits[3 + (best - 3 + 7 * place) % (VOCABULARY - 3)] = logit
+    return logits
 
 
 def greedy(prompt: Sequence[int], count: int, target: Callable[[Sequence[int]], int] = next_token) -> list[int]:
@@ -40,7 +54,10 @@ class ToyEngine:
         vocabulary: int = VOCABULARY,
         pass_s: float = 0.01,
         target: Callable[[Sequence[int]], int] = next_token,
+        logits: Callable[[Sequence[int]], list[float]] = next_logits,
     ) -> None:
+        """`target` answers rule 1; `logits` is what a judge judges."""
+        self._logits = logits
         self._info = EngineInfo(
             model=model,
             tokenizer=tokenizer,
@@ -104,7 +121,53 @@ class ToyEngine:
         assert span.start + len(span.tokens) <= self._held[span.sequence] * self._info.page_tokens, "no page there"
         kv[span.start :] = span.tokens
         finite = span.sequence not in self._poisoned
+        if span.judge is not None and not finite:
+            return (Row(token=0, margin=0.0, finite=False),)
+        if span.judge is not None:
+            rows = [self._logits(kv[: place + 1]) for place in range(len(kv) - span.rows, len(kv))]
+            return self._judged(span, rows)
         first = len(kv) - span.rows
         return tuple(
             Row(token=self._target(kv[: place + 1]), margin=1.0, finite=finite) for place in range(first, len(kv))
         )
+
+    def _judged(self, span: Span, logits: list[list[float]]) -> tuple[Row, ...]:
+        match span.judge:
+            case Kept(shelf=shelf):
+                shelf.logits = logits
+                return ()
+            case Drawn(profile=profile, uniforms=uniforms):
+                masses = [target_masses(row, profile) for row in logits]
+                return tuple(map(_sampled, draw_each(masses, RoundDraws((), uniforms))))
+            case Weighed() as weighed:
+                return _weigh(logits, span.tokens, weighed)
+            case Sampled(profile=profile, uniform=uniform):
+                return (_drafted(target_masses(logits[0], profile), uniform),)
+            case None:
+                raise AssertionError("asked only where there is a judge")
+
+    async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
+        await self._clock.sleep_until(self._clock.now())
+        assert isinstance(shelf.logits, list)
+        return _weigh(shelf.logits, tokens, weighed)
+
+
+def _drafted(masses: list[int], uniform: float) -> Row:
+    """A row of q, and a token drawn from just that."""
+    row = row_of([(token, mass / sum(masses)) for token, mass in enumerate(masses) if mass])
+    values = values_of(row)
+    reached, left = 0, uniform * sum(values)
+    while left >= values[reached] and reached < len(values) - 1:
+        left -= values[reached]
+        reached += 1
+    return Row(token=ids_of(row)[reached], margin=math.inf, finite=True, drafted=row)
+
+
+def _weigh(logits: list[list[float]], tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
+    masses = [target_masses(row, weighed.profile) for row in logits]
+    answer = accept_speculative(tokens[1:], masses, weighed.rows, weighed.draws)
+    return tuple(map(_sampled, (*tokens[1 : 1 + answer.accepted], answer.additional)))
+
+
+def _sampled(token: int) -> Row:
+    return Row(token=token, margin=1.0, finite=True)

@@ -285,3 +285,18 @@ async def test_two_lives_of_a_router_fence_each_other(tmp_path: Path, autojump_c
         reader.whole()
         assert tokens == greedy(PROMPT, LENGTH)
         assert cluster.meters.counts["failover_total"] > 1
+
+
+async def test_readers_beyond_the_limit_are_put_off(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with cluster_of(tmp_path, settings=RouterSettings(max_readers=2), pass_s=5.0) as cluster:
+        request = GenerationRequest(model=MODEL, prompt=PROMPT, max_new=LENGTH, stop=())
+        async with cluster.router.generation(request) as generation:
+            answers: list[object] = []
+
+            async def one() -> None:
+                answers.append(await Reader(cluster, generation.session).page())
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(one)
+            assert sorted(type(answer).__name__ for answer in answers) == ["Output", "Output", "Refusal"]

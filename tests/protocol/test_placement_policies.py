@@ -1,0 +1,91 @@
+"""Sampling policies in the router's machine for a session (draft 6.6; decisions 18, 51)."""
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from sdcpd.protocol.messages import Sampling
+from sdcpd.protocol.placement import Placement
+from sdcpd.protocol.placement_values import Accepted, Assign, Close, Name, Open, Patience, Phase, Refused, SetPolicy
+from sdcpd.protocol.terms import Action, State
+from tests.support.placement_world import D1, World
+
+SECRET, HOT = Sampling(temperature_milli=700, seed=42), Sampling(temperature_milli=2000)
+
+
+def seeded() -> World:
+    """A session under rule 2 whose seed is for the verifier alone; its open is answered."""
+    world = World(D1)
+    plan = replace(world.machine.plan, contract=replace(world.machine.plan.contract, rule=2), policy=SECRET)
+    world.machine = Placement(plan, world.fleet, Patience())
+    world.take(world.machine.start(world.now))
+    world.answer(world.next(Open), world.state(State.WAITING))
+    return world
+
+
+def test_nobody_is_named_before_the_policy_is_in_force() -> None:
+    world = seeded()
+    assert "Name" not in world.wants()
+    policy = world.next(SetPolicy)
+    assert (policy.message.from_round, policy.message.sampling) == (1, SECRET)
+    world.event(Action.SWITCH, seq=None)  # the verifier grows impatient
+    assert "Name" not in world.wants()
+    world.answer(policy, world.state(State.WAITING))
+    assert world.next(Name).message.sampling == Sampling(temperature_milli=700)
+
+
+def test_a_verifier_that_refuses_it_fails_the_session() -> None:
+    world = seeded()
+    world.answer(world.next(SetPolicy), Refused(status=400))
+    world.failed("policy_refused")
+    world.next(Close)
+
+
+def test_leaving_meanwhile_closes_the_session() -> None:
+    world = seeded()
+    policy = world.next(SetPolicy)
+    world.take(world.machine.cancel(world.now))
+    world.next(Close)
+    world.answer(policy, world.state(State.WAITING))
+    assert "Name" not in world.wants()
+
+
+def test_a_change_is_told_to_verifier_then_drafter() -> None:
+    """ "the router includes it in the "sampling" member of subsequent assignments; the contract in those assignments is
+    unchanged." """
+    world = World(D1).drafting()
+    seq = world.machine.seq
+    world.take(world.machine.set_sampling(HOT, world.now))
+    assert world.wants().count("Assign") == 0
+    world.answer(world.next(SetPolicy), world.state(State.DRAFTING))
+    naming = world.next(Name)
+    assert naming.message.drafter == D1
+    world.answer(naming, world.state(State.DRAFTING))
+    assigned = world.next(Assign)
+    assert (assigned.message.sampling, assigned.message.seq) == (HOT, seq + 1)
+    assert assigned.message.contract == world.machine.plan.contract
+    world.answer(assigned, Accepted())
+    assert world.machine.phase is Phase.SETTLED
+
+
+def test_a_change_while_the_verifier_decodes_alone_needs_no_assignment() -> None:
+    world = World().self_decoding()
+    world.take(world.machine.set_sampling(HOT, world.now))
+    world.answer(world.next(SetPolicy), world.state(State.SELF_DECODING))
+    assert "Name" not in world.wants()
+
+
+def test_a_change_during_a_naming_rides_on_its_assignment() -> None:
+    world = World(D1).opened()
+    naming = world.next(Name)
+    assert naming.message.sampling is UNSET
+    world.take(world.machine.set_sampling(HOT, world.now))
+    world.answer(world.next(SetPolicy), world.state(State.WAITING))
+    world.answer(naming, world.state(State.DRAFTING))
+    assert world.next(Assign).message.sampling == HOT
+
+
+def test_a_session_that_ends_takes_no_change() -> None:
+    world = World(D1).drafting()
+    world.take(world.machine.cancel(world.now))
+    world.take(world.machine.set_sampling(HOT, world.now))
+    assert "SetPolicy" not in world.wants()

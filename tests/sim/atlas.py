@@ -76,8 +76,8 @@ EXCUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "verifier_refused": ("bit_rot",),
     "cancelled": ("router_doubled",),  # by the one that took it up: its client reads at the other (106)
     # What a router says that came back
-    # Its record rotted with the journal, or a double wrote it after the directory had been read.
-    "no_such_session": ("bit_rot", "router_doubled"),
+    "no_such_session": ("bit_rot",),  # in the directory, which keeps it by the same journal
+    "no_such_session (begun by a double": ("router_doubled",),  # after the other had read the directory
     "output_gone": ("bit_rot",),
     # The verifier's own words (protocol/session.py)
     "the model produced non-finite logits": ("pass_not_finite",),

@@ -33,7 +33,7 @@ class Checkers:
         self._wrong = wrong
         self._rot = rot
         self._answered: dict[tuple[str, int, bytes], int] = {}  # the highest epoch that an incarnation answered at
-        self._recorded: set[bytes] = set()
+        self._recorded: dict[bytes, float] = {}
         self._early: dict[bytes, bytes] = {}  # logs begun by a router's fence, before any verifier saw the session
         self._fenced: dict[
             tuple[str, int, bytes], tuple[float, int]
@@ -56,11 +56,11 @@ class Checkers:
             elif isinstance(outcome, LogAppended) and isinstance(request, ReplaceRecord):
                 name = parse_path(request.name)
                 assert isinstance(name, RecordName)
-                self._recorded.add(name.session)
+                self._recorded.setdefault(name.session, trio.current_time())
 
-    def recorded(self, session: bytes) -> bool:
-        """Whether the directory has ever held the session: from then on a router must know of it (106)."""
-        return session in self._recorded
+    def recorded_at(self, session: bytes) -> float | None:
+        """Since when the directory holds the session: a router that starts then must know of it (106)."""
+        return self._recorded.get(session)
 
     def recovered(self, session: bytes, octets: bytes) -> None:
         """A cache came back with this log: it must hold all that was acknowledged, and may hold what was not."""

@@ -29,6 +29,7 @@ class Incarnation:
         self.alive = True
         self.paused = False
         self.nursery: trio.Nursery | None = None
+        self.left_behind_at: float | None = None  # since when another process is in its place
         self.over = trio.Event()
         self._resumed = trio.Event()
 
@@ -117,6 +118,7 @@ class SimNode:
         """The process runs on, but is no longer what the node is: nobody reaches it, and another may be started."""
         own = self.incarnation
         assert own is not None
+        own.left_behind_at = trio.current_time()
         self._let_go()
         return own
 

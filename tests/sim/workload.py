@@ -97,7 +97,7 @@ class Client:
                 await trio.sleep(refused.retry_after_s or COME_AGAIN_S)
             nursery.cancel_scope.cancel()
         if self.ended is None and self.session is not None and not process.alive:
-            await self._read_rest(self.session)
+            await self._read_rest(self.session, process)
 
     async def _read(self, generation: Generation, process: Incarnation) -> None:
         leaves = self.plan.leaves_after
@@ -130,7 +130,7 @@ class Client:
     def _end(self, how: str, reason: str = "", detail: str = "") -> None:
         self.ended = Ended(how, reason, detail, len(self._reader.tokens))
 
-    async def _read_rest(self, session: bytes) -> None:
+    async def _read_rest(self, session: bytes, process: Incarnation) -> None:
         """The router came back: the rest of the answer, from its own output resource."""
         peers = self._world.client_peers(self.name)
         while self.ended is None:
@@ -141,9 +141,13 @@ class Client:
                 # 6.7: what a double says of an epoch that is over is discarded. One router alone never goes back.
                 if page.epoch >= self._reader.epoch or not self._world.inject.any("router_doubled"):
                     self._took(page, None)
-            elif isinstance(page, Refusal) and page.status == 404 and not self._world.checkers.recorded(session):
-                return  # its router went before the session began: it is asked for anew
-            elif isinstance(page, Refusal) and page.status in (404, 410):
-                self._end("failed", "no_such_session" if page.status == 404 else "output_gone", page.detail)
+            elif isinstance(page, Refusal) and page.status == 404:
+                began_at = self._world.checkers.recorded_at(session)
+                if began_at is None:
+                    return  # its router went before the session began: it is asked for anew
+                late = process.left_behind_at is not None and began_at >= process.left_behind_at
+                self._end("failed", "no_such_session", "begun by a double" if late else page.detail)
+            elif isinstance(page, Refusal) and page.status == 410:
+                self._end("failed", "output_gone", page.detail)
             else:
                 await trio.sleep(COME_AGAIN_S)

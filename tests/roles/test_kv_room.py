@@ -180,7 +180,7 @@ async def test_rows_on_the_shelf_outlive_a_preemption(
         await stand.open(of, session=sid(0), prompt=prompt(0))
         state = await stand.open(cold, prompt=(1, 1, 1))
         await stand.draft(cold)
-        SlowRows(stand, monkeypatch, 5.0)
+        SlowRows(stand, monkeypatch, 1.8)
         put(stand, [one_hot(token) for token in oracle[:3]])
         await stand.draft(of, session=sid(0), drafter=VERIFIER)
         verdict = await stand.verifier.propose(DRAFTER_PEER, sampled(state, oracle[:3]))

@@ -106,8 +106,8 @@ def test_whole_texts_with_and_without_speculation_are_one(tiny_llama: Path, prec
 def test_the_demo_model_keeps_its_bits(demo_model: Path, precision: dict[str, Any]) -> None:
     engine = load(demo_model, kv_cache_bytes=1 << 28, threads=0, **precision)
     assert engine.info.numerics == "batch_invariant"
-    passes = Passes(engine, [some_tokens(600, vocabulary=49152, seed=seed) for seed in range(2)], seed=1)
-    for prefix, rows, neighbours in ((0, 8, 3), (30, 1, 0), (77, 5, 6), (500, 4, 2), (511, 3, 1), (590, 8, 0)):
+    passes = Passes(engine, [some_tokens(90, vocabulary=49152, seed=seed) for seed in range(2)], seed=1)
+    for prefix, rows, neighbours in ((0, 8, 2), (30, 1, 0), (77, 5, 3)):
         passes.check(prefix, rows, neighbours)
 
 

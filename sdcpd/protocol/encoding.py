@@ -53,7 +53,7 @@ def _in_order(members: dict[str, Any]) -> dict[str, Any]:
         member = members[key]
         if type(member) is dict:
             member = _in_order(member)
-        elif type(member) is list and member and type(member[0]) is dict:
+        elif type(member) is tuple and member and type(member[0]) is dict:
             member = [_in_order(entry) for entry in member]
         ordered[key] = member
     return ordered

@@ -147,10 +147,6 @@ class Failover:
         self._history: History | None = None
         self._giving_up: GaveUp | None = None
 
-    @property
-    def active(self) -> bool:
-        return self.stage is not Stage.IDLE
-
     def next_deadline(self) -> float | None:
         """When `tick` has something to do besides looking at the fleet and repeating calls."""
         match self.stage:

@@ -1,5 +1,6 @@
 """The directory record: deterministic, complete, and read strictly (decision 106)."""
 
+import cbor2
 import pytest
 from msgspec import UNSET
 
@@ -21,6 +22,14 @@ def test_it_holds_what_a_restarted_router_needs() -> None:
     assert (record.verifier, record.epoch, record.drafter) == (VERIFIER, 4, DRAFTER)
     assert (record.incarnation, record.policies) == (plan.incarnation, (policy,))
     assert (record.m_init, record.speculation, record.vocabulary) == (plan.m_init, True, plan.vocabulary)
+
+
+def test_its_maps_are_in_canonical_order_also_within_arrays() -> None:
+    policy = Policy(session=SESSION, from_round=3, sampling=Sampling(temperature_milli=5, seed=1, top_k=2))
+    octets = write_directory_record(
+        World().machine.plan, verifier=VERIFIER, epoch=4, drafter=None, policies=[policy, policy]
+    )
+    assert octets == cbor2.dumps(cbor2.loads(octets), canonical=True)
 
 
 def test_nobody_drafting_is_absent() -> None:

@@ -227,6 +227,15 @@ def test_refusals_that_end_drafting(code: int, suffix: str | None, reason: StopR
     assert machine.stopped is reason
 
 
+def test_rows_that_a_verifier_could_not_have_are_published_and_the_round_comes_again() -> None:
+    """Decisions 36, 63: the same octets, once the object behind `q_rows` is there."""
+    machine = session()
+    sent = machine.propose((5,), status(), q_rows="https://d.example/cache/v1/s/-/o/x/1/1/q")
+    step = machine.refused(409, "sdcp-q-unavailable", state=None, retry_after_s=2, m_cap=None)
+    assert step == Resend(sent, 2, publish=True)
+    assert machine.stopped is None
+
+
 def test_overload_and_silence_repeat_the_same_octets() -> None:
     """ "proposals and their verdicts are idempotent per round, so a drafter retries a proposal whose verdict it did not
     receive" (6.9); 46: the same octets."""

@@ -3,11 +3,23 @@
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from sdcpd.protocol.directory import read_directory_record
 from sdcpd.protocol.messages import Sampling
 from sdcpd.protocol.placement import Placement
-from sdcpd.protocol.placement_values import Accepted, Assign, Close, Name, Open, Patience, Phase, Refused, SetPolicy
+from sdcpd.protocol.placement_values import (
+    Accepted,
+    Assign,
+    Close,
+    Name,
+    Open,
+    Patience,
+    Phase,
+    Refused,
+    SetPolicy,
+    WriteRecord,
+)
 from sdcpd.protocol.terms import Action, State
-from tests.support.placement_world import D1, World
+from tests.support.placement_world import D1, RECORD, World
 
 SECRET, HOT = Sampling(temperature_milli=700, seed=42), Sampling(temperature_milli=2000)
 
@@ -38,6 +50,27 @@ def test_a_verifier_that_refuses_it_fails_the_session() -> None:
     world.answer(world.next(SetPolicy), Refused(status=400))
     world.failed("policy_refused")
     world.next(Close)
+
+
+def test_a_busy_verifier_is_asked_again() -> None:
+    world = seeded()
+    policy = world.next(SetPolicy)
+    world.answer(policy, Refused(status=503))
+    world.wait(5.0)
+    again = world.next(SetPolicy)
+    assert again.message == policy.message
+    world.answer(again, world.state(State.WAITING))
+    world.next(Name)
+
+
+def test_a_router_that_takes_the_session_up_finds_the_profile() -> None:
+    """Decision 106: the directory keeps it, since neither contract nor assignments hold the seed."""
+    world = World(D1, record=RECORD)
+    plan = replace(world.machine.plan, contract=replace(world.machine.plan.contract, rule=2), policy=SECRET)
+    world.machine = Placement(plan, world.fleet, Patience())
+    world.take(world.machine.start(world.now))
+    (policy,) = read_directory_record(world.next(WriteRecord).octets).policies
+    assert policy.sampling == SECRET
 
 
 def test_leaving_meanwhile_closes_the_session() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdcpd.protocol.uris import join, normalize_base_uri
+from sdcpd.protocol.uris import beside, join, normalize_base_uri
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,8 @@ def test_join_keeps_the_last_segment_of_the_base() -> None:
 def test_ill_formed_ipv6_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"IPv6|Invalid|address"):
         normalize_base_uri(text)
+
+
+def test_another_role_beside_one() -> None:
+    assert beside("https://d.example:8470/drafter/", "cache") == "https://d.example:8470/cache/"
+    assert beside("https://d.example/x/drafter/", "cache") == "https://d.example/x/cache/"

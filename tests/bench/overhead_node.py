@@ -86,6 +86,7 @@ class FreeEngine:
         )
         self.free_pages = self.info.pages
         self._sequences = 0
+        self._holding: set[int] = set()
         self._row = Row(token=TOKEN, margin=1.0, finite=True)
 
     def open_sequence(self) -> int:
@@ -93,11 +94,18 @@ class FreeEngine:
         return self._sequences
 
     def close_sequence(self, sequence: int) -> None:
-        self.free_pages += 1
+        if sequence in self._holding:
+            self._holding.remove(sequence)
+            self.free_pages += 1
 
     def reserve(self, sequence: int, length: int) -> bool:
-        self.free_pages -= 1
-        return self.free_pages >= 0
+        """A page holds a whole session."""
+        if sequence not in self._holding:
+            if not self.free_pages:
+                return False
+            self._holding.add(sequence)
+            self.free_pages -= 1
+        return True
 
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
         await trio.lowlevel.checkpoint()

@@ -224,6 +224,13 @@ def test_a_log_that_lost_delivered_tokens_is_a_store_fault() -> None:
     world.failed("log_damaged")
 
 
+def test_a_log_that_is_refused_for_good_fails_the_session() -> None:
+    world = several()
+    die(world)
+    world.answer(world.next(ReadLog), Refused(status=403))
+    world.failed("log_unusable")
+
+
 def test_a_damaged_log_fails_the_session() -> None:
     world = several()
     die(world)

@@ -838,3 +838,13 @@ def test_an_operator_may_switch_the_drafter() -> None:
     world = several(D1, "http://d2/drafter/")
     world.take(world.machine.switch(world.now))
     assert world.next(Name).message.drafter == "http://d2/drafter/"
+
+
+def test_a_command_for_a_session_that_has_ended_does_nothing() -> None:
+    world = several()
+    world.take(world.machine.cancel(world.now))
+    before = world.wants()
+    world.take(world.machine.fail_over(world.now))
+    world.take(world.machine.switch(world.now))
+    assert world.wants() == before
+    assert world.failovers == []

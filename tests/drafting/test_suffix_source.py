@@ -260,7 +260,7 @@ def test_of_a_common_token_the_latest_places_count_but_long_matches_live_on() ->
     assert found == Draft(tokens=(6,), matched=4, score=1.0)
 
 
-@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=90), max_size=12))
+@given(st.lists(st.lists(st.integers(0, 19), min_size=1, max_size=90), max_size=12))
 @settings(deadline=None, max_examples=50)
 def test_a_sessions_own_text_is_bounded_and_what_is_kept_is_the_end(pieces: list[list[int]]) -> None:
     rule = SuffixSettings(history_tokens=64, max_tree_depth=8)
@@ -274,7 +274,8 @@ def test_a_sessions_own_text_is_bounded_and_what_is_kept_is_the_end(pieces: list
         assert len(kept) <= 128
         assert kept == context[-len(kept) :]
         assert len(kept) >= min(64, len(context))
-        assert same(source.propose(SESSION, 8), Twin(rule).propose(kept, [], [], 8, []))
+        if max(map(kept.count, kept)) <= PLACES_LIMIT:  # of a commoner token the twin looks at more places
+            assert same(source.propose(SESSION, 8), Twin(rule).propose(kept, [], [], 8, []))
 
 
 def test_sessions_end_and_begin_anew() -> None:

@@ -20,6 +20,7 @@ from tests.support.messages import DRAFTER, ROUTER, SESSION, TARGET, TOKENIZER, 
 from tests.support.ports import CountingMeters, TrioClock
 from tests.support.toy_engine import ToyEngine, greedy, next_token
 
+PASSING_TASKS = 2
 SESSIONS, ROUNDS = 16, 625
 """Ten thousand rounds together."""
 
@@ -54,7 +55,12 @@ async def nothing_left_behind(w: RolesWorld, *callers: Caller) -> AsyncIterator[
     """Compares before and after; what ends by itself has a few seconds to do so."""
     before = footprint(w, *callers)
     yield
-    await until(lambda: footprint(w, *callers) == before, lambda: f"{before} has become {footprint(w, *callers)}")
+    await until(lambda: no_more(footprint(w, *callers), before), lambda: f"{before} became {footprint(w, *callers)}")
+
+
+def no_more(now: dict[str, int], before: dict[str, int]) -> bool:
+    """Roles report and tend in passing tasks of their own; what leaks does so with each of many calls."""
+    return now | {"tasks": 0} == before | {"tasks": 0} and now["tasks"] <= before["tasks"] + PASSING_TASKS
 
 
 async def until(what: Callable[[], bool], why: Callable[[], str], limit_s: float = 5) -> None:

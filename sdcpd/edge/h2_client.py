@@ -213,24 +213,17 @@ class ClientConnection:
         return exchange
 
     def _send_some(self, exchange: _Exchange) -> bool:
-        """Move as much of the body into h2's buffer as windows and the outbox allow; False when that is nothing."""
-        moved = False
+        """What of the body can go now; False when that is nothing."""
+        moved = 0
         try:
-            while exchange.rest:
-                window = self._h2.local_flow_control_window(exchange.number)
-                room = OUTBOX_BYTES - self._outbox_bytes
-                size = min(len(exchange.rest), window, self._h2.max_outbound_frame_size, room)
-                if size <= 0:
-                    break
-                self._h2.send_data(exchange.number, exchange.rest[:size], end_stream=size == len(exchange.rest))
-                exchange.rest = exchange.rest[size:]
-                self._outbox_bytes += size
-                moved = True
+            moved = self._h2.send_some(exchange.number, exchange.rest, OUTBOX_BYTES - self._outbox_bytes)
+            exchange.rest = exchange.rest[moved:]
+            self._outbox_bytes += moved
         except h2.exceptions.ProtocolError as error:  # reset by the peer, whose reason is being read
             exchange.fail(AnswerLost(f"the peer takes no more of the body: {error}"))
         if moved:
             self._wake.set()
-        return moved
+        return moved > 0
 
     def _end(self, exchange: _Exchange) -> None:
         """The caller has its answer, or has given up: the place is free."""

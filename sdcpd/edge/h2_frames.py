@@ -12,6 +12,7 @@ import h2.connection
 import h2.events
 import h2.settings
 import hpack
+from hpack.table import HeaderTable
 from hyperframe.frame import Frame, GoAwayFrame
 
 STREAM_WINDOW_BYTES: Final = 1 << 20
@@ -26,15 +27,85 @@ READ_BYTES: Final = 32 << 10
 """At a time. A TLS record holds 16 KiB, and a buffer is made for each read."""
 UNSENT_LIMIT_BYTES: Final = 1 << 20
 """Of all that waits to be written. A peer that asks, or pings, and takes nothing is read no further from there on."""
+KNOWN_BLOCKS: Final = 64
+KNOWN_BLOCK_LIMIT: Final = 256
+"""Field blocks kept for each direction of a connection, and their length, in octets or in fields."""
 CLOSE_S: Final = 0.5
 """What a farewell may take."""
+
+
+class _Table(HeaderTable):
+    """A header table that keeps the blocks which read the same in its present state, and bring it nothing new.
+
+    Peers say the same again and again: such a block is then neither taken apart nor put together field by field.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: Final[dict[Any, Any]] = {}
+        self._changed = False
+
+    def add(self, name: bytes, value: bytes) -> None:
+        super().add(name, value)
+        self.change()
+
+    def change(self) -> None:
+        self.blocks.clear()
+        self._changed = True
+
+    def begin(self) -> None:
+        """A block is being read or written."""
+        self._changed = False
+
+    def keep(self, key: Any, block: Any) -> None:
+        """It was."""
+        if not self._changed and len(key) <= KNOWN_BLOCK_LIMIT:
+            if len(self.blocks) >= KNOWN_BLOCKS:
+                self.blocks.clear()
+            self.blocks[key] = block
 
 
 class _Encoder(hpack.Encoder):
     """Fields as they are: Huffman codes save some octets and cost both ends a loop over each of them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.header_table = self._table = _Table()
+
     def encode(self, headers: Any, huffman: bool = False) -> bytes:
-        return super().encode(headers, huffman)
+        fields, table = tuple(headers), self._table
+        if table.resized:  # the block will say so
+            table.change()
+        block: bytes | None = table.blocks.get(fields)
+        if block is None:
+            table.begin()
+            resized = table.resized
+            block = super().encode(fields, huffman)
+            if not resized:
+                table.keep(fields, block)
+        return block
+
+
+class _Decoder(hpack.Decoder):
+    """Hands out the same list for the same block; h2 makes its own of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.header_table = self._table = _Table()
+
+    def decode(self, data: bytes, raw: bool = False) -> Any:
+        assert raw, "as h2 asks"
+        block, table = bytes(data), self._table
+        fields = table.blocks.get(block)
+        if fields is None:
+            table.begin()
+            fields = super().decode(block, raw)
+            table.keep(block, fields)
+        return fields
+
+    def _update_encoding_context(self, data: bytes | memoryview) -> int:
+        self._table.change()
+        return super()._update_encoding_context(data)
 
 
 class Frames(h2.connection.H2Connection):
@@ -47,9 +118,11 @@ class Frames(h2.connection.H2Connection):
                 header_encoding=None,
                 validate_outbound_headers=False,  # they are our own
                 normalize_outbound_headers=False,
+                normalize_inbound_headers=False,  # it joins cookies, and there are none
             )
         )
         self.encoder = _Encoder()
+        self.decoder = _Decoder()
 
     def greet(self, settings: dict[h2.settings.SettingCodes, int], window_bytes: int) -> None:
         """Our settings, those for large bodies added, and a connection's window of `window_bytes`."""
@@ -69,6 +142,22 @@ class Frames(h2.connection.H2Connection):
     def say_goaway(self) -> None:
         """No request beyond those that came so far will be looked at."""
         self._prepare_for_sending([GoAwayFrame(0, last_stream_id=self.highest_inbound_stream_id)])
+
+    def send_some(self, number: int, rest: memoryview, room_bytes: int) -> int:
+        """Move as much of a stream's body into the buffer as its windows and `room_bytes` allow. How many octets.
+
+        The stream ends with the last of them. Raises h2's ProtocolError: the peer has reset it, of which we are about
+        to hear.
+        """
+        moved = 0
+        while moved < len(rest):
+            window = self.local_flow_control_window(number)
+            size = min(len(rest) - moved, window, self.max_outbound_frame_size, room_bytes - moved)
+            if size <= 0:
+                break
+            self.send_data(number, rest[moved : moved + size], end_stream=moved + size == len(rest))
+            moved += size
+        return moved
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[h2.events.Event]]:
         event = h2.events.ConnectionTerminated()

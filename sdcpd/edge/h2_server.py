@@ -294,17 +294,11 @@ class PeerConnection:
         self._send_some(exchange)
 
     def _send_some(self, exchange: _Exchange) -> None:
-        """Move as much of the body into h2's buffer as windows and the outbox allow."""
+        """What of the body can go now."""
         try:
-            while exchange.rest:
-                window = self._h2.local_flow_control_window(exchange.number)
-                room = OUTBOX_BYTES - self._outbox_bytes
-                size = min(len(exchange.rest), window, self._h2.max_outbound_frame_size, room)
-                if size <= 0:
-                    break
-                self._h2.send_data(exchange.number, exchange.rest[:size], end_stream=size == len(exchange.rest))
-                exchange.rest = exchange.rest[size:]
-                self._outbox_bytes += size
+            moved = self._h2.send_some(exchange.number, exchange.rest, OUTBOX_BYTES - self._outbox_bytes)
+            exchange.rest = exchange.rest[moved:]
+            self._outbox_bytes += moved
         except h2.exceptions.ProtocolError:  # as above
             exchange.rest = memoryview(b"")
         self._wake.set()

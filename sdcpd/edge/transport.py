@@ -90,7 +90,7 @@ class LoopbackNetwork:
 class LoopbackTransport:
     """Transport within the process: the callee's handler runs in the caller's task.
 
-    As on a wire an exchange always suspends, before and after, and a caller that is cancelled takes its handler's
+    As on a wire an exchange always suspends, and a caller that is cancelled takes its handler's
     wait with it, nothing else: handlers only wait for tasks that their role owns.
     """
 
@@ -100,6 +100,4 @@ class LoopbackTransport:
 
     async def exchange(self, base_uri: str, request: Request) -> Response:
         await trio.lowlevel.checkpoint()
-        response = await self._network.carry(self._caller, base_uri, request)
-        await trio.lowlevel.checkpoint()
-        return response
+        return await self._network.carry(self._caller, base_uri, request)

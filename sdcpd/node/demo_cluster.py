@@ -44,9 +44,13 @@ class DemoCluster:
         self.address = (HOST, free_port())
 
     def __enter__(self) -> "DemoCluster":
-        self._make_certificates(time.time())
-        for node in self._nodes:
-            self.start(node)
+        try:
+            self._make_certificates(time.time())
+            for node in self._nodes:
+                self.start(node)
+        except BaseException:  # an interrupt: those that were started must not stay
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(

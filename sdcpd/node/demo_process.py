@@ -19,12 +19,14 @@ STOP_LIMIT_S: Final = 10
 STARTED_LIMIT_S: Final = 120
 LOG_LINES_SHOWN: Final = 12
 _POLL_S: Final = 0.05
+_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
 
 _LAUNCH: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() != int(sys.argv[1]):
     os._exit(1)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 os.execv(sys.executable, [sys.executable, "-m", "sdcpd.node.main", *sys.argv[2:]])
 """
 
@@ -39,14 +41,27 @@ class DemoProcess:
     def __init__(self, name: str, arguments: Sequence[str], log_file: Path) -> None:
         self._name: Final = name
         self._log_file: Final = log_file
-        with log_file.open("ab") as log:
-            self.process: Final = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
-                [sys.executable, "-c", _LAUNCH, str(os.getpid()), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+        try:
+            with log_file.open("ab") as log:
+                self.process: Final = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments
+                    [sys.executable, "-c", _LAUNCH, str(os.getpid()), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        finally:
+            self._unblock()
+
+    def _unblock(self) -> None:
+        """An interrupt that came while the process was being started ends both."""
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDINGS)
+        except KeyboardInterrupt:
+            if hasattr(self, "process"):
+                self.stop()
+            raise
 
     def check(self) -> None:
         """Raise DaemonFailed if the process has ended."""

@@ -100,7 +100,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     options = parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what it runs in the background with SIGINT ignored
+        signal.signal(number, _interrupted)
     console = Console(highlight=False, soft_wrap=True)
     try:
         report = _run(console, options.prompt, options.max_tokens, processes=options.processes)
@@ -144,7 +145,7 @@ def _positive(text: str) -> int:
     return value
 
 
-def _terminated(_: int, __: FrameType | None) -> None:
+def _interrupted(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 

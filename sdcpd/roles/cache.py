@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from sdcpd.cache.files import Files
-from sdcpd.cache.journal import Written
+from sdcpd.cache.journal import WriteResult, Written
 from sdcpd.cache.log_reading import Copy, ReadFailed, ReadMoved, ReadPlan, ReadSpoiled
 from sdcpd.cache.log_requests import (
     AppendToLog,
@@ -332,7 +332,12 @@ class Cache(ObjectCache):
         copies: Sequence[Copy] = await workers.run(store.read_copies, plans) if plans else ()
         self._taken = taken = self._take_waiting()
         batch = store.prepare([waiting.request for waiting in taken], copies, clock.now())
-        result = Written(dropped=0) if batch.empty else await workers.run(store.write_batch, batch)
+        if batch.empty:
+            result: WriteResult = Written(dropped=0)
+        elif store.is_quick(batch):
+            result = store.write_batch(batch)
+        else:
+            result = await workers.run(store.write_batch, batch)
         outcomes = store.settle(batch, result, clock.now())
         appended = 0
         for waiting, outcome in zip(taken, outcomes, strict=True):

@@ -73,8 +73,9 @@ class Hosted:
         self.prompt = prompt
         self.machine: Session | None = None
         self.refused: Problem | None = None  # why the open failed
-        self.changes = Changes()
-        self._alarm = Alarm(ports.clock, self.changes.notify)
+        self.changes = Changes()  # for requests: something was settled, or will never be
+        self._to_keep = Changes()  # for the keeper
+        self._alarm = Alarm(ports.clock, self._to_keep.notify)
         self.started_at = ports.clock.now()
         self.ended_at: float | None = None
         self._instance = instance
@@ -98,6 +99,11 @@ class Hosted:
         self._load = load
         self._on_work = on_work
         self._log = structlog.get_logger(__name__).bind(session=session_path_id(opened.session), epoch=opened.epoch)
+
+    def notify(self) -> None:
+        """Something changed that requests and the keeper must look at."""
+        self.changes.notify()
+        self._to_keep.notify()
 
     # For the verify loop
 
@@ -148,7 +154,7 @@ class Hosted:
             self._work = machine.self_work(load, self._ports.clock.now())
             if self._work is None:
                 if machine.state is not before:
-                    self.changes.notify()  # a period ended here, and the keeper waits: it has an event to send
+                    self.notify()  # a period ended here, and the keeper waits: it has an event to send
                 return None
         work = self._work
         assert work.start == kv.valid_tokens, (work.start, kv.valid_tokens)
@@ -165,7 +171,7 @@ class Hosted:
         self.kv.valid_tokens += tokens
         if self.kv.valid_tokens >= len(self._context) - 1 and not self._prefilled:
             self._prefilled = True
-            self.changes.notify()
+            self.notify()
 
     def take_work(self) -> Work:
         """The work goes into a pass: from here on only its rows, or their being dropped, settle it."""
@@ -192,6 +198,7 @@ class Hosted:
             return
         if not all(row.finite for row in rows):
             if machine.score_failed(work.ticket, "the model produced non-finite logits"):
+                self.changes.notify()
                 self._log.error("non-finite logits", round=work.round)
         elif machine.scored(work.ticket, [row.token for row in rows], load=load):
             if not self.kv.closed and self.kv.sequence == self._scored_in:  # else it was preempted meanwhile
@@ -199,7 +206,7 @@ class Hosted:
             near = sum(row.margin < self._settings.near_tie_margin for row in rows)
             if near:
                 self._ports.meters.count("near_ties_total", near)
-        self.changes.notify()
+        self._to_keep.notify()
 
     # The keeper
 
@@ -237,12 +244,12 @@ class Hosted:
         self._log.warning("session displaced", reason=reason)
         self._life.cancel()
         self.free_kv()
-        self.changes.notify()
+        self.notify()
 
     def _doubt(self) -> None:
         """The router is at another epoch (an event was refused for it): the log will say whether we are fenced."""
         self._doubted = True
-        self.changes.notify()
+        self.notify()
 
     async def _judge(self) -> None:
         """Under rule 2: obtain draft rows that do not come along with their proposals."""
@@ -252,7 +259,7 @@ class Hosted:
                 await self.judging.run(
                     self.machine,
                     scored=lambda work, rows: self.scored(work, rows, self._load()),
-                    refused=self.changes.notify,
+                    refused=self.notify,
                 )
 
     def free_kv(self) -> None:
@@ -261,7 +268,7 @@ class Hosted:
             return
         self.kv.close()
         self.ended_at = self._ports.clock.now()
-        self.changes.notify()
+        self.notify()
         self._on_work()  # somebody may have waited for the pages
 
     async def _open(self) -> bool:
@@ -288,7 +295,7 @@ class Hosted:
             committed_tokens=len(self._context) - len(self.prompt),
             max_new=self.opened.contract.max_new,
         )
-        self.changes.notify()
+        self.notify()
         return True
 
     async def _create_log(self) -> str | None:
@@ -307,12 +314,12 @@ class Hosted:
                         return content.tag  # a lost answer to our own create: an empty log is ours (decision 64)
                     if isinstance(content, Content):
                         self.refused = _taken_log(content.octets, self.opened.epoch)
-                        self.changes.notify()
+                        self.notify()
                         return None
             await self._ports.clock.sleep_until(self._ports.clock.now() + self._settings.append_retry_s)
         self._log.warning("session refused: no commit log", detail=why)
         self.refused = Overloaded(f"commit_log: {why}", retry_after_s=1)
-        self.changes.notify()
+        self.notify()
         return None
 
     async def _keep_log(self) -> None:
@@ -321,7 +328,6 @@ class Hosted:
         clock = self._ports.clock
         while True:
             self._outbox.put(machine.take_events())
-            self._on_work()  # a settled append or a deadline may have made self-decoding work ready
             append = machine.to_append()
             if append is not None:
                 await self._append(machine, append)
@@ -339,10 +345,11 @@ class Hosted:
                 )
                 return
             self._alarm.set(machine.next_deadline())
-            await self.changes.wait()
+            await self._to_keep.wait()
             due, now = machine.next_deadline(), clock.now()
             if due is not None and due <= now:
                 machine.expire(now, self._load())
+                self._on_work()  # it may be self-decoding now
 
     async def _append(self, machine: Session, append: Append) -> None:
         """One try to append, and its settlement. Returns with the record settled, or to be tried again, or lost."""
@@ -425,7 +432,7 @@ class Hosted:
         self._log.error("stopped serving the session", reason=stopped.reason)
         if stopped.reason.startswith("fenced"):
             self._ports.meters.count("fenced_appends_total")
-        self.changes.notify()
+        self.notify()
 
     def _settled(self, settled: Settled) -> None:
         if self._store_failed_at is not None:
@@ -435,6 +442,7 @@ class Hosted:
         record = settled.record
         if isinstance(record, CommitRecord):
             self._log.debug("round", round=record.round, emitted=len(record.emitted), committed=record.committed)
+        self._on_work()  # the next token to decode by ourselves may have waited for this one
         self.changes.notify()
 
 

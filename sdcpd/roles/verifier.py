@@ -175,7 +175,7 @@ class Verifier:
             finally:
                 machine.assignment_given_up()
                 self._loop.wake()  # self-decoding stood still for this assignment, and goes on if it was given up
-            hosted.changes.notify()
+            hosted.notify()
             return answer
         raise Overloaded("a round is still open; come again", retry_after_s=1)
 
@@ -187,14 +187,13 @@ class Verifier:
             answer = machine.propose(peer.uri, message, self._ports.clock.now())
         except Problem as problem:
             self._ports.meters.count("proposals_refused_total", reason=problem.suffix or str(problem.status))
-            hosted.changes.notify()  # a refusal may have ended the assignment
+            hosted.notify()  # a refusal may have ended the assignment
             raise
         match answer:
             case Replay(verdict=verdict):
                 return verdict
             case Begin():
                 hosted.begin(message, answer)
-                hosted.changes.notify()
             case Join():
                 pass
         attempt = hosted.judging.attempt
@@ -238,7 +237,7 @@ class Verifier:
             raise Overloaded("the session is still being opened", retry_after_s=1)
         machine.cancel("cancelled")
         hosted.free_kv()  # at once, even while its last record is still on the way: nothing more will be scored
-        hosted.changes.notify()
+        hosted.notify()
         with trio.move_on_after(self._settings.assignment_wait_s):
             while not machine.closed and machine.stopped is None:
                 await self._wait(hosted)

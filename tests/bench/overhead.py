@@ -35,6 +35,7 @@ from sdcpd.protocol.terms import LadderAction, session_path_id
 from sdcpd.roles.ports import Peer
 from tests.bench.figures import Blocks, Figure, median, percentile, progress, report
 from tests.bench.overhead_node import MODEL, TOKEN, TOKENIZER, Heard, NodeSettings
+from tests.bench.yardsticks import echoes, lone_fdatasync, python_loop
 from tests.edge.wire.pki import Authority
 
 DRAFT_TOKENS: Final = 8
@@ -42,8 +43,6 @@ DRAFT_TOKENS: Final = 8
 MANY: Final = 16
 """Sessions at once."""
 POLL_WAIT_S: Final = 20.0
-RECORD_BYTES: Final = 256
-"""As long as a commit record with its frame in the journal, for the disk measured alone."""
 DRAFTER: Final = Peer(uri="https://127.0.0.1:1/drafter/", role="drafter")
 ROUTER: Final = Peer(uri="https://127.0.0.1:1/router/", role="router")
 
@@ -296,19 +295,13 @@ def _figures(drafters: list[Drafter], heard: Heard, took_s: float, cpu_s: list[f
     return figures | {name: 1000 * used / len(took) for name, used in zip(names, cpu_s, strict=False)}
 
 
-def lone_fdatasync(folder: Path, count: int) -> dict[str, float]:
-    """A write of a record's length and its sync, by a process that does nothing else: what the disk alone takes."""
-    took: list[float] = []
-    descriptor = os.open(folder / "lone", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        for number in range(count):
-            begin = time.perf_counter()
-            os.pwrite(descriptor, bytes(RECORD_BYTES), number * RECORD_BYTES)
-            os.fdatasync(descriptor)
-            took.append(1000 * (time.perf_counter() - begin))
-    finally:
-        os.close(descriptor)
-    return {"median_ms": median(took), "p99_ms": percentile(took, 99)}
+async def measure_echo(wire: WireClient, node: Node, callers: int, times: int) -> dict[str, float]:
+    """One block of the exchange that asks for nothing, through the same port, connections and TLS."""
+    before, own = node.hear().cpu_s, _cpu_s()
+    took, took_s = await echoes(wire.transport(DRAFTER, named=True), node.base, callers, times)
+    own, used = _cpu_s() - own, node.hear().cpu_s - before
+    figures = {"median_ms": median(took), "p99_ms": percentile(took, 99), "rounds_per_s": len(took) / took_s}
+    return figures | {"cpu_client_ms": 1000 * own / len(took), "cpu_server_ms": 1000 * used / len(took)}
 
 
 async def run(folder: Path, blocks: int, rounds: int, only: tuple[str, ...] = ()) -> dict[str, Figure]:
@@ -322,20 +315,34 @@ async def run(folder: Path, blocks: int, rounds: int, only: tuple[str, ...] = ()
         async with _wire(nodes.client(), clock) as wire:
             for block in range(blocks + 1):
                 progress("warming up" if block == 0 else f"block {block} of {blocks}")
-                for set_up in set_ups:
-                    for name, sessions in (("alone", 1), ("sixteen", MANY)):
-                        count = max(
-                            1, (rounds if sessions == 1 else 2 * rounds // sessions) // (4 if block == 0 else 1)
-                        )
+                for name, sessions in (("alone", 1), ("sixteen", MANY)):
+                    count = max(1, (rounds if sessions == 1 else 2 * rounds // sessions) // (4 if block == 0 else 1))
+                    node = started[set_ups[0].log][0]
+                    echo = await measure_echo(wire, node, sessions, count)
+                    if block:
+                        found.add(f"echo_{name}", echo)
+                    for set_up in set_ups:
                         values = await measure(wire, started[set_up.log], sessions, count, polls=set_up.polls)
                         if block:
                             found.add(set_up.name + name, values)
+                            found.add(f"{set_up.name}{name}_to_echo", _ratios(values, echo))
                 if block:
+                    found.add("python", python_loop())
                     found.add("fdatasync", lone_fdatasync(folder, min(rounds, 200)))
                     _add_price_of_fsync(found)
     finally:
         nodes.stop()
     return found.figures()
+
+
+def _ratios(values: dict[str, float], echo: dict[str, float]) -> dict[str, float]:
+    """How many times an echo of the same block a round is."""
+    cpu = ("cpu_client_ms", "cpu_server_ms")
+    return {
+        "median_ratio": values["median_ms"] / echo["median_ms"],
+        "rate_ratio": echo["rounds_per_s"] / values["rounds_per_s"],
+        "cpu_ratio": sum(values[one] for one in cpu) / sum(echo[one] for one in cpu),
+    }
 
 
 def _add_price_of_fsync(found: Blocks) -> None:

@@ -34,12 +34,14 @@ from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 from sdcpd.node.logs import LogSettings, configure_logs
 from sdcpd.node.metrics import RegistryMeters
 from sdcpd.node.real_ports import OsRandomness, SystemClock, ThreadWorkers
+from sdcpd.protocol.encoding import MEDIA_TYPE
 from sdcpd.protocol.messages import Event, Proposal, Status, Verdict
 from sdcpd.protocol.terms import session_path_id
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.ports import AppendOutcome, Done, Peer, Ports
 from sdcpd.roles.verifier import Verifier
 from sdcpd.roles.verifier_settings import VerifierSettings
+from tests.bench.yardsticks import ANSWER_BYTES, ECHO_PATH, QUESTION_BYTES
 
 MODEL: Final = b"\x01" * 32
 TOKENIZER: Final = b"\x02" * 32
@@ -226,14 +228,29 @@ async def _run(settings: NodeSettings) -> None:
             await nursery.start(partial(verifier.run))
             dispatcher = verifier_dispatcher(verifier, meters)
         assert dispatcher is not None, "a cache keeps its own logs"
-        handle = stopwatch.handler(dispatcher.handle)
-        app = PeerApp(failures.report, [Mount(f"/{settings.role}/", handle, dispatcher.body_limit_bytes)])
+        app = PeerApp(failures.report, [_mount(settings.role, dispatcher, stopwatch)])
         await nursery.start(failures.watch)
         server = PeerServer(app, PeerServerSettings(), clock, tls)
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=settings.socket)))
         await nursery.start(partial(server.run, [listener]))
         await _answer_questions(stopwatch)
         nursery.cancel_scope.cancel()
+
+
+def _mount(role: str, dispatcher: Dispatcher, stopwatch: Stopwatch) -> Mount:
+    """The role, timed, and beside it what answers at once."""
+    serve = stopwatch.handler(dispatcher.handle)
+    echo = Response(
+        status=200, headers={"content-type": MEDIA_TYPE, "cache-control": "no-store"}, body=bytes(ANSWER_BYTES)
+    )
+
+    async def handle(peer: Peer, request: Request) -> Response:
+        return echo if request.path == ECHO_PATH else await serve(peer, request)
+
+    def limit_bytes(method: str, path: str) -> int:
+        return QUESTION_BYTES if path == ECHO_PATH else dispatcher.body_limit_bytes(method, path)
+
+    return Mount(f"/{role}/", handle, limit_bytes)
 
 
 async def _answer_questions(stopwatch: Stopwatch) -> None:

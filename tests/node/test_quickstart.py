@@ -67,21 +67,27 @@ def test_a_failed_step_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: 
         raise DemoModelFailed("no network. Is this machine online?")
 
     monkeypatch.setattr(quickstart, "fetch_demo_model", fail)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         assert quickstart.main([]) == 1
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert "quickstart: no network. Is this machine online?" in capsys.readouterr().err
 
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "sdcpd.node.quickstart", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    """As a shell starts what it runs in the background: with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # is handed down
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sdcpd.node.quickstart", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def children_of(pid: int) -> list[int]:

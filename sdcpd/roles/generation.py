@@ -32,6 +32,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     Temperature 0 is greedy, rule 1. Above it `top_k` (0: off) and `top_p_milli` (1000: off) apply; without a `seed` by
     rule 2, with one by rule 65281, under which the text is a function of prompt, profile and seed (decision 115).
     `rule` overrides the choice between the two: rule 2 with a seed has its draws fixed, but not its text.
+
+    `logprobs` k (0 to 20) asks for each token's log-probability and those of the k likeliest in its place: then each
+    page has `logprobs`, one entry a token, which `protocol.logprobs.unpack_entry` opens (decision 114).
     """
 
     model: str
@@ -44,6 +47,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top_p_milli: int = 1000
     seed: int | None = None
     rule: int | None = None
+    logprobs: int | None = None
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):

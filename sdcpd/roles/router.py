@@ -306,6 +306,7 @@ class Router:
             speculation=record.speculation,
             model=record.model,
             policy=record.policies[-1].sampling if record.policies else UNSET,
+            logprobs=None if isinstance(record.open.logprobs, UnsetType) else record.open.logprobs,
         )
         task = SessionTask(
             Placement(plan, self._fleet, self._settings.patience),
@@ -414,6 +415,7 @@ class Router:
             speculation=request.speculation,
             model=model.name,
             policy=verifier_policy(request),
+            logprobs=request.logprobs,
         )
         placement = Placement(plan, self._fleet, self._settings.patience)
         return SessionTask(placement, model=model.name, ports=self._ports, settings=self._settings)

@@ -13,10 +13,9 @@ import trio
 
 from sdcpd.engine.forward import Engine
 from sdcpd.frontend.text import ModelText, load_model_text
-from sdcpd.node.logs import LogSettings, configure_logs
 from tests.bench.decode_figures import acceptance_by_position, grid_for, method_figures
 from tests.bench.decoding import METHODS, MODEL_METHODS, NotedEngine, Reference, Text, Way, way
-from tests.bench.figures import Blocks, progress, report
+from tests.bench.figures import Blocks, progress, quiet_logs, report
 from tests.bench.passes import POOL_BYTES, PRECISIONS, Stopwatch, demo_model, run, with_prefix
 from tests.bench.prompts import encoded, read_prompts, spread
 from tests.support.real_node import LoadedModel
@@ -77,7 +76,6 @@ def main(arguments: Sequence[str]) -> None:
         parser().error(f"--families: {', '.join(unknown)}: there are {', '.join(prompts)}")
     precisions = options.precisions or (["bf16", "int8"] if options.methods == ["plain"] else ["bf16"])
     folder = options.model or demo_model()
-    configure_logs(LogSettings(level="error"))
     blocks = Blocks()
     method: dict[str, object] = {
         "model": folder.name,
@@ -91,7 +89,8 @@ def main(arguments: Sequence[str]) -> None:
     for precision in precisions:
         bench = Bench(options, folder, precision, {name: spread(prompts[name], options.count) for name in families})
         for repetition in range(options.repetitions):
-            texts, costs = trio.run(bench.repeat, repetition)
+            with quiet_logs():
+                texts, costs = trio.run(bench.repeat, repetition)
             # The first precision named is the one that figures without its name are of.
             _add(blocks, precision, texts, costs, prefix="" if precision == precisions[0] else f"{precision}.")
         method[f"numerics_{precision}"] = bench.numerics

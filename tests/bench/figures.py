@@ -6,11 +6,14 @@ it.
 """
 
 import json
+import logging
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
+import structlog
 from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
@@ -86,6 +89,17 @@ def report(bench: str, method: dict[str, object], figures: dict[str, Figure], *,
 def progress(text: str) -> None:
     """One line about how far a long run has come, away from the results."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """A node inside the bench's process says errors only."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def _grouped(figures: dict[str, Figure]) -> Iterable[tuple[tuple[str, ...], list[tuple[str, dict[str, Figure]]]]]:

@@ -45,11 +45,21 @@ async def eventually(condition: Callable[[], bool], limit_s: float) -> None:
 class LoadedModel:
     """One engine and the thread that runs its passes."""
 
-    def __init__(self, folder: Path, *, dtype: str, kv_cache_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        kv_cache_bytes: int,
+        thread: PassThread | None = None,
+        kind: type[ModelEngine] = ModelEngine,
+        **settings: Any,
+    ) -> None:
+        """`thread` is another model's, to take turns with it; `kind` the class of the engine."""
         self.folder = folder
-        settings = EngineSettings(model=str(folder), device="cpu", dtype=dtype, kv_cache_bytes=kv_cache_bytes)  # type: ignore[arg-type]  # one of its literals
-        self.engine = ModelEngine.load(settings)
-        self.thread = PassThread("test passes")
+        settings |= {"model": str(folder), "device": "cpu", "dtype": dtype, "kv_cache_bytes": kv_cache_bytes}
+        self.engine = kind.load(EngineSettings(**settings))
+        self.thread = thread or PassThread("test passes")
 
     @property
     def name(self) -> str:
@@ -117,6 +127,12 @@ class RunningNode:
         """A metric without labels (or the sum over them), as a scrape tells it."""
         families = text_string_to_metric_families(self.node.meters.scrape().decode())
         return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+    def labelled(self, name: str, label: str) -> dict[str, float]:
+        """A metric by the values of one of its labels."""
+        families = text_string_to_metric_families(self.node.meters.scrape().decode())
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return {sample.labels[label]: sample.value for sample in samples}
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """One GET at the client port."""

@@ -80,6 +80,7 @@ class DrafterChoice:
             drafters=None if isinstance(contract.drafters, UnsetType) else contract.drafters,
             avoid=avoid,
             excluded={*self._excluded, *resting, *dropping},
+            methods=self._plan.methods,
         )
         return self._fleet.choose_drafter(need, now)
 

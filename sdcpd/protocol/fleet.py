@@ -84,7 +84,8 @@ class DrafterNeed(Struct, frozen=True, kw_only=True):
     """What a session asks of a drafter.
 
     `drafters` are the permitted model digests, None for any (4.1). `vocabulary` None means the verifier does not
-    tell. `avoid` is used only if nobody else is left (6.5.2, decision 82); `excluded` never.
+    tell. `avoid` is used only if nobody else is left (6.5.2, decision 82); `excluded` never. Those that draft by one of
+    `methods` come before all others, in this order.
     """
 
     session: bytes
@@ -93,6 +94,7 @@ class DrafterNeed(Struct, frozen=True, kw_only=True):
     drafters: tuple[bytes, ...] | None
     avoid: str | None = None
     excluded: Collection[str] = ()
+    methods: tuple[str, ...] = ()
 
 
 class VerifierNeed(Struct, frozen=True, kw_only=True):
@@ -183,7 +185,11 @@ class Fleet:
         """
         self._look(now)
         fit = [one for one in self._instances.values() if self._lives(one, now) and _can_draft(one, need)]
-        return min(fit, key=lambda one: (one.uri == need.avoid, _drafter_cost(one), one.uri), default=None)
+        return min(
+            fit,
+            key=lambda one: (one.uri == need.avoid, _method_rank(one, need), _drafter_cost(one), one.uri),
+            default=None,
+        )
 
     def _lives(self, one: Instance, now: float) -> bool:
         return not one.expired and now < one.expires_at
@@ -216,6 +222,12 @@ def _drafter_cost(one: Instance) -> int:
     """Low is good: busyness plus what recent acceptance lacks to 1, both in thousandths (6.1)."""
     accept = one.status.accept_milli
     return _busyness(one) + 1000 - (UNKNOWN_ACCEPT_MILLI if isinstance(accept, UnsetType) else accept)
+
+
+def _method_rank(one: Instance, need: DrafterNeed) -> int:
+    """Place of the drafter's method among those preferred; behind them all for another or one it does not tell."""
+    method = one.status.method
+    return need.methods.index(method) if method in need.methods else len(need.methods)
 
 
 def _can_verify(one: Instance, need: VerifierNeed) -> bool:

@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
+from sdcpd.drafting.traffic_class import RequestFacts
 from sdcpd.protocol.messages import Output
 
 STOP_TOKENS_LIMIT: Final = 1024
@@ -32,6 +33,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     Temperature 0 is greedy, rule 1. Above it `top_k` (0: off) and `top_p_milli` (1000: off) apply; without a `seed` by
     rule 2, with one by rule 65281, under which the text is a function of prompt, profile and seed (decision 115).
     `rule` overrides the choice between the two: rule 2 with a seed has its draws fixed, but not its text.
+
+    `facts` are what traffic classes look at; the router fills in model and temperature.
     """
 
     model: str
@@ -44,6 +47,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top_p_milli: int = 1000
     seed: int | None = None
     rule: int | None = None
+    facts: RequestFacts = RequestFacts()
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):

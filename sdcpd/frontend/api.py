@@ -176,7 +176,7 @@ class FrontendApp:
             )
 
             async def work(nursery: trio.Nursery) -> None:
-                request = await self._generator.prepare(ask)
+                request = await self._generator.prepare(ask, exchange.shown_headers())
                 outlet = self._outlet(exchange, shape, ask, nursery)
                 with trio.CancelScope() as writer:
                     nursery.start_soon(self._halt, outlet, writer)

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from sdcpd.frontend.answers import metrics_of, usage_of
 from sdcpd.frontend.chat_template import ChatRefused
@@ -49,8 +50,8 @@ class Generator:
         """The models that clients may name: those that both the router and we know."""
         return tuple(card for card in self._generations.models() if card.name in self._texts)
 
-    async def prepare(self, ask: Ask) -> GenerationRequest:
-        """Steps 1 and 2. Raises ApiError."""
+    async def prepare(self, ask: Ask, headers: tuple[tuple[str, str], ...] = ()) -> GenerationRequest:
+        """Steps 1 and 2. `headers` are for traffic classes to match. Raises ApiError."""
         card, text = self._look_up(ask.model)
         if not card.ready:  # its sizes may not even be known
             raise unavailable(f"the model {card.name} is not ready yet: {self._generations.ready()[1]}", "not_ready")
@@ -72,6 +73,7 @@ class Generator:
             top_k=ask.sampling.top_k,
             top_p_milli=ask.sampling.top_p_milli,
             seed=ask.sampling.seed,
+            facts=replace(ask.facts, headers=headers),
         )
 
     async def answer(

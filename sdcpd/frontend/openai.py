@@ -6,7 +6,8 @@ neutral, all others are refused. `temperature` is 0 when absent: decoding is gre
 and -1: off) and `top_p`, in thousandths; `min_p` must then be 0. With a `seed` the same request has the same answer,
 however it is drafted and batched; negative seeds count modulo 2^64. `stop_token_ids`, `ignore_eos`, `top_k`, `min_p`
 and `chat_template_kwargs` are extensions known from vLLM. Our own: `"speculation": "on" | "off"`, on by default; off
-decodes without a drafter.
+decodes without a drafter. `user` and `metadata` choose a traffic class, where the operator has set one up; they change
+how fast an answer comes, never the answer.
 
 `max_tokens` absent means 16 for text completions, as in the OpenAI API (less if the context ends earlier), and what
 the context holds for chat.
@@ -17,6 +18,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from sdcpd.drafting.traffic_class import RequestFacts
 from sdcpd.frontend.chat_template import ChatMessage
 from sdcpd.frontend.duplicates import refuse_duplicates
 from sdcpd.frontend.errors import ApiError, context_length_exceeded, invalid, unsupported
@@ -30,6 +32,10 @@ COMPLETION_MAX_TOKENS: Final = 16
 STOP_STRINGS_LIMIT: Final = 4
 STOP_STRING_CHARS_LIMIT: Final = 4096
 """Held-back text is at most this long; longer stop strings are a mistake."""
+
+MetadataName = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+"""The limits of the OpenAI API, 16 pairs at most."""
 
 UnitInterval = Annotated[float, Meta(ge=0, le=1)]
 
@@ -54,6 +60,8 @@ class _Common(Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: dict[str, object] | None = None
     speculation: Literal["on", "off"] | None = None
+    user: str | None = None
+    metadata: Annotated[dict[MetadataName, MetadataValue], Meta(max_length=16)] | None = None
 
 
 class _ChatRequest(_Common, frozen=True, kw_only=True):
@@ -86,7 +94,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     """A request with nothing left to check but what needs the model: its template, tokens and context.
 
     `max_new` None: `default_max_new` if that is given, else what the context holds. `max_new_param` is the name under
-    which the caller gave `max_new`.
+    which the caller gave `max_new`. `facts`: `user` and `metadata`, by which a traffic class may take the request.
     """
 
     model: str
@@ -101,6 +109,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     sampling: SamplingWish = SamplingWish()
     stream: bool = False
     include_usage: bool = False
+    facts: RequestFacts = RequestFacts()
 
     @property
     def source_param(self) -> str:
@@ -176,6 +185,7 @@ def _ask(
         sampling=_read_sampling(request),
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
+        facts=RequestFacts(user=request.user, metadata=tuple((request.metadata or {}).items())),
     )
 
 

@@ -136,13 +136,14 @@ class Node:
         return (True, "") if self.router is None else self.router.ready()
 
     def take(self, config: Config) -> str | None:
-        """A configuration that was read again: ladders, for new sessions, and certificates, for new connections.
+        """A configuration that was read again: ladders and traffic classes, for new sessions, and certificates, for new
+        connections.
 
         All else is of the next start. None, or why the certificates stay as they were.
         """
         if self.router is not None:
             by_model = {model.name: model.ladder for model in config.client_models()}
-            self.router.take_ladders(config.ladder, config.router.default_ladder, by_model)
+            self.router.take_ladders(config.ladder, config.router.default_ladder, by_model, classes=config.classes)
         return None if self.network is None else self.network.reload()
 
     def stop(self) -> None:
@@ -233,6 +234,7 @@ class Node:
             cache=config.caches()[0],
             models=models,
             ladders=config.ladder,
+            classes=config.classes,
         )
         await self._start_role(stages, "router", router, router_dispatcher(router, self.meters))
         self._server = server = self._client_port(router, texts)
@@ -337,8 +339,12 @@ class Node:
         )
         yield Gauge("node_ready", "Whether the node would do its work now.", float(self.ready()[0]))
         if self.router is not None:
-            running = sum(session.state not in ENDED_STATES for session in self.router.snapshot().sessions)
+            snapshot = self.router.snapshot()
+            running = sum(session.state not in ENDED_STATES for session in snapshot.sessions)
             yield Gauge("num_requests_running", "Sessions in the router's care.", running)
+            for one in snapshot.classes:
+                text = "Whether speculation is on for a traffic class."
+                yield Gauge("class_speculation", text, float(one.speculation), (("traffic_class", one.name),))
         if self.network is not None:
             yield from self.network.gauges()
 

@@ -83,6 +83,7 @@ class DrafterChoice:
             avoid=avoid,
             excluded={*self._excluded, *resting, *dropping},
             prefix=self._prefix,
+            methods=self._plan.methods,
         )
         return self._fleet.choose_drafter(need, now)
 

@@ -86,8 +86,8 @@ class DrafterNeed(Struct, frozen=True, kw_only=True):
     """What a session asks of a drafter.
 
     `drafters` are the permitted model digests, None for any (4.1). `vocabulary` None means the verifier does not
-    tell. `avoid` is used only if nobody else is left (6.5.2, decision 82); `excluded` never. `prefix` names the
-    conversation (affinity).
+    tell. `avoid` is used only if nobody else is left (6.5.2, decision 82); `excluded` never. Those that draft by one of
+    `methods` come before all others, in this order. `prefix` names the conversation (affinity).
     """
 
     session: bytes
@@ -97,6 +97,7 @@ class DrafterNeed(Struct, frozen=True, kw_only=True):
     avoid: str | None = None
     excluded: Collection[str] = ()
     prefix: bytes | None = None
+    methods: tuple[str, ...] = ()
 
 
 class VerifierNeed(Struct, frozen=True, kw_only=True):
@@ -192,13 +193,27 @@ class Fleet:
         self._look(now)
         fit = [one for one in self._instances.values() if self._lives(one, now) and _can_draft(one, need)]
         best = min((_lacking(one) for one in fit if one.status.accept_milli is not UNSET), default=0)
+        # The method comes before the home, so a home is looked for among those of the best method.
+        rank = min((_method_rank(one, need) for one in fit), default=0)
         home = self._home(
             need.prefix,
             # Nobody loses conversations for want of a figure: all would move when the first of two drafters has one.
-            {one.uri: _busyness(one) + (best if one.status.accept_milli is UNSET else _lacking(one)) for one in fit},
+            {
+                one.uri: _busyness(one) + (best if one.status.accept_milli is UNSET else _lacking(one))
+                for one in fit
+                if _method_rank(one, need) == rank
+            },
         )
         return min(
-            fit, key=lambda one: (one.uri == need.avoid, one.uri != home, _drafter_cost(one), one.uri), default=None
+            fit,
+            key=lambda one: (
+                one.uri == need.avoid,
+                _method_rank(one, need),
+                one.uri != home,
+                _drafter_cost(one),
+                one.uri,
+            ),
+            default=None,
         )
 
     def _home(self, prefix: bytes | None, costs: Mapping[str, int]) -> str | None:
@@ -248,6 +263,12 @@ def _drafter_cost(one: Instance) -> int:
 def _lacking(one: Instance) -> int:
     accept = one.status.accept_milli
     return 1000 - (UNKNOWN_ACCEPT_MILLI if isinstance(accept, UnsetType) else accept)
+
+
+def _method_rank(one: Instance, need: DrafterNeed) -> int:
+    """Place of the drafter's method among those preferred; behind them all for another or one it does not tell."""
+    method = one.status.method
+    return need.methods.index(method) if method in need.methods else len(need.methods)
 
 
 def _can_verify(one: Instance, need: VerifierNeed) -> bool:

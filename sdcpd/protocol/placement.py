@@ -59,9 +59,9 @@ from sdcpd.protocol.verifier_watch import VerifierWatch
 class Placement:
     """One session. `start` once; then `outcome`, `event`, `tick`, `fail_over`, `switch` and `cancel` in any order.
 
-    `verifier` serves the session at `epoch`, is asked to open it, or was lost while it is RECOVERING. `ending` is set
-    when it is known how the session ended; `done` is true when nothing is left to be cleaned up. `target` carries the
-    session on: a drafter's URI, the verifier's own (110), or None. `round` is the last one the verifier told of.
+    `verifier` serves the session at `epoch`, is asked to open it, or was lost while it is RECOVERING. `ending`: how it
+    ended, once known; `done`: nothing is left to be cleaned up. `target` carries the session on: a drafter's URI, the
+    verifier's own (110), or None. `round` is the last one told of. `speculates` may be set; `tick` carries it out.
     """
 
     def __init__(self, plan: Plan, fleet: Fleet, patience: Patience) -> None:
@@ -72,6 +72,7 @@ class Placement:
         self.phase = Phase.OPENING
         self.target: str | None = None
         self.round = 0
+        self.speculates = plan.speculation
         self._fleet = fleet
         self._patience = patience
         self._outbox = Outbox(patience, plan.jitter)
@@ -151,8 +152,7 @@ class Placement:
     def event(self, event: Event, now: float) -> tuple[Step, ...]:
         """The verifier reports a switch, the end of self-decoding, or the end of the session (6.5.2; 49, 83, 110).
 
-        Raises StaleEpoch for another epoch (49) and Conflict for a `seq` never given out (111). Repeats and events
-        that a newer naming has overtaken do nothing.
+        Raises StaleEpoch (49), and Conflict for a `seq` never given out (111). Repeats and overtaken ones do nothing.
         """
         news = self._naming.order.is_news(event, self.epoch, self._assignments.state)
         if news and self.ending is None and self.phase not in (Phase.ENDING, Phase.RECOVERING):
@@ -321,7 +321,8 @@ class Placement:
         elif self.phase in (Phase.OPENING, Phase.ENDING, Phase.RECOVERING):
             return
         elif self.drafter is not None:
-            trouble = self._choice.trouble(self.drafter, self._target_boot, now)
+            off = self._naming.may_self_decode and not self.speculates
+            trouble = "speculation_off" if off else self._choice.trouble(self.drafter, self._target_boot, now)
             if trouble == "drafter_restarted":
                 self._naming.assigned = None  # the new process holds nothing to drop
             if trouble is not None:
@@ -336,7 +337,7 @@ class Placement:
 
     @property
     def _wants_drafter(self) -> bool:
-        return self.plan.speculation and not self._unprofitable
+        return self.speculates and not self._unprofitable
 
     def _fail_over(self, kind: str, now: float, to: str | None = None) -> None:
         """The verifier is lost or taken for lost: nothing it says counts any more, its log decides (6.9)."""
@@ -422,8 +423,7 @@ class Placement:
         self._policies.lane.clear()
         open_in_flight = self._main.in_flight and isinstance(self._main.action, Open)
         open_lost = opening and self._opening.lost
-        closes = not gone and (open_in_flight or self._opening.lost or not opening)
-        if closes:
+        if closes := not gone and (open_in_flight or self._opening.lost or not opening):
             self._cleanup.close(self.verifier, now, open_in_flight=open_in_flight, open_lost=open_lost)
         if not (closes and open_in_flight):
             self._main.clear()

@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
+from sdcpd.drafting.traffic_class import RequestFacts
 from sdcpd.protocol.messages import Output
 
 STOP_TOKENS_LIMIT: Final = 1024
@@ -35,6 +36,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     `logprobs` k (0 to 20) asks for each token's log-probability and those of the k likeliest in its place: then each
     page has `logprobs`, one entry a token, which `protocol.logprobs.unpack_entry` opens (decision 114).
+    `facts` are what traffic classes look at; the router fills in model and temperature.
     """
 
     model: str
@@ -48,6 +50,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     rule: int | None = None
     logprobs: int | None = None
+    facts: RequestFacts = RequestFacts()
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):

@@ -157,7 +157,7 @@ def test_null_is_absent_everywhere() -> None:
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"store": True}, "store"),
         ({"user": 5}, "user"),
-        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata[...]"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -12,6 +12,8 @@ from sdcpd.protocol.problems import IllFormed, TooLarge
 GZIP: Final = "gzip"
 PACK_FROM_BYTES: Final = 4096
 """A smaller body fits a few packets either way."""
+SAMPLE_BYTES: Final = 64 << 10
+"""If the beginning of a large body does not shrink, the rest of it is not tried: KV is as good as random."""
 LEVEL: Final = 1
 """Rows are zeros for the most part, which the fastest level finds as well as the slowest."""
 
@@ -23,9 +25,15 @@ def pack(octets: bytes) -> bytes | None:
     """The body in gzip coding; None where that does not pay: a short body, or one that shrinks by less than a tenth."""
     if len(octets) < PACK_FROM_BYTES:
         return None
+    if len(octets) > 2 * SAMPLE_BYTES and not _pays(zlib.compress(octets[:SAMPLE_BYTES], LEVEL), SAMPLE_BYTES):
+        return None
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
     packed = packer.compress(octets) + packer.flush()
-    return packed if 10 * len(packed) <= 9 * len(octets) else None
+    return packed if _pays(packed, len(octets)) else None
+
+
+def _pays(packed: bytes, length: int) -> bool:
+    return 10 * len(packed) <= 9 * length
 
 
 def unpack(packed: bytes, limit_bytes: int) -> bytes:

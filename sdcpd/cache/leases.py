@@ -97,6 +97,14 @@ class Leases:
         """Is this object held by anybody?"""
         return any(self._leases[lease_id].until > now for lease_id in self._of_name.get(name, ()))
 
+    def known(self, name: str) -> bool:
+        """Is there a lease on this object that nobody has ended yet, its time over or not? Asks no clock."""
+        return name in self._of_name
+
+    def count(self, name: str) -> int:
+        """How many leases that nobody has ended are on this object."""
+        return len(self._of_name.get(name, ()))
+
     def hold_against(self, owner: str, name: str, now: float) -> bool:
         """Is this object held by anybody else?"""
         held = (self._leases[lease_id] for lease_id in self._of_name.get(name, ()))
@@ -109,10 +117,12 @@ class Leases:
             left = tuple(other for other in lease.names if other != name)
             self._leases[lease_id] = Lease(id=lease.id, owner=lease.owner, names=left, until=lease.until)
 
-    def expire(self, now: float) -> None:
-        """Give back what has ended."""
-        for lease in [lease for lease in self._leases.values() if lease.until <= now]:
+    def expire(self, now: float) -> tuple[str, ...]:
+        """Give back what has ended; the names that those leases were on."""
+        ended = [lease for lease in self._leases.values() if lease.until <= now]
+        for lease in ended:
             self._end(lease)
+        return tuple(name for lease in ended for name in lease.names)
 
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.id]

@@ -58,6 +58,7 @@ from sdcpd.cache.log_requests import (
     RecordEntry,
     StoreFact,
 )
+from sdcpd.cache.refs import is_record
 from sdcpd.cache.settings import CacheSettings
 
 QUICK_BYTES = 64 << 10
@@ -212,6 +213,11 @@ class LogStore:
             entries.append(RecordEntry(name=name, tag=log.tag if log.damage is None else None))
         return entries
 
+    def names_below(self, place: str) -> tuple[list[str], list[str]]:
+        """All logs and directory records below this path; and which of them are logs of sessions that go on."""
+        names = [log.name for log in self._index if log.name.startswith(place)]
+        return names, [name for name in names if not is_record(name) and self._is_open(name)]
+
     def spoiled(self, plan: ReadPlan, detail: str) -> None:
         """A read found the log's octets changed on disk. If the log is still what it was, it is damaged."""
         log = self._index.get(plan.name)
@@ -302,6 +308,10 @@ class LogStore:
     def _is_expired(self, log: Log, now: float) -> bool:
         retention_s = self._settings.log_retention_s if log.final else self._settings.abandoned_log_retention_s
         return now - log.touched >= retention_s
+
+    def _is_open(self, name: str) -> bool:
+        log = self._index.get(name)
+        return log is not None and log.damage is None and not log.final
 
     def _droppable(self) -> list[int]:
         """Segments before the first that any log needs, but never the active one."""

@@ -18,10 +18,11 @@ from sdcpd.cache.settings import CacheSettings
 
 
 class ObjectContent(Struct, frozen=True):
-    """An object's octets and their strong entity tag, quoted as in HTTP: the SHA-256 of the content."""
+    """An object's octets and their strong entity tag, quoted as in HTTP: the SHA-256 of the content. `stored`: when."""
 
     octets: bytes
     tag: str
+    stored: float = 0.0
 
 
 class ObjectStored(Struct, frozen=True):
@@ -49,6 +50,10 @@ class ObjectHeld(Struct, frozen=True):
     """Somebody else's lease holds it; nothing was removed."""
 
 
+class ObjectTagMismatch(Struct, frozen=True):
+    """It has another tag than the one that was named; nothing was removed."""
+
+
 class ObjectsLeased(Struct, frozen=True):
     """What of the wanted names was there, and is held by `lease`; None when nothing was. `missed` are the others."""
 
@@ -57,11 +62,23 @@ class ObjectsLeased(Struct, frozen=True):
 
 
 class ObjectStoreSnapshot(Struct, frozen=True):
-    """For operators and checkers."""
+    """For operators and checkers. Hits and misses are reads since the start."""
 
     objects: int
     object_bytes: int
     leases: int
+    hits: int = 0
+    misses: int = 0
+
+
+class ObjectFacts(Struct, frozen=True):
+    """One object, for operators. `ttl_s`: what is left of its time; a lease may keep it for longer."""
+
+    path: str
+    bytes: int
+    age_s: float
+    ttl_s: float
+    leased: bool
 
 
 class _Entry(Struct):
@@ -76,12 +93,17 @@ class ObjectStore:
         self._settings = settings
         self._entries: dict[str, _Entry] = {}
         self._bytes = 0
+        self._hits = 0
+        self._misses = 0
         self._leases = Leases(settings)
 
     def create(
-        self, name: str, octets: bytes, now: float, ttl_s: float | None = None
+        self, name: str, octets: bytes, now: float, ttl_s: float | None = None, *, tag: str | None = None
     ) -> ObjectStored | ObjectDiffers | ObjectFull:
-        """Store an object for `ttl_s` (the default life when None). Repeating it prolongs its life, never shortens."""
+        """Store an object for `ttl_s` (the default life when None). Repeating it prolongs its life, never shortens.
+
+        `tag`: the `object_tag` of the octets, where the caller has it; making it takes a millisecond for each MiB.
+        """
         settings = self._settings
         expires = now + min(settings.default_object_ttl_s if ttl_s is None else ttl_s, settings.max_object_ttl_s)
         entry = self._live(name, now)
@@ -98,7 +120,7 @@ class ObjectStore:
             return ObjectFull(f"the store keeps {settings.max_objects} objects at most")
         if self._bytes + len(octets) > settings.object_memory_bytes:
             return ObjectFull(f"the store keeps {settings.object_memory_bytes} octets of objects at most")
-        content = ObjectContent(octets=octets, tag=object_tag(octets))
+        content = ObjectContent(octets=octets, tag=object_tag(octets) if tag is None else tag, stored=now)
         self._entries[name] = _Entry(content=content, expires=expires)
         self._bytes += len(octets)
         return ObjectStored(tag=content.tag, created=True)
@@ -106,15 +128,51 @@ class ObjectStore:
     def read(self, name: str, now: float) -> ObjectContent | None:
         """The object, or None: an ordinary miss."""
         entry = self._live(name, now)
+        self._hits += entry is not None
+        self._misses += entry is None
         return None if entry is None else entry.content
 
-    def remove(self, name: str, owner: str, now: float) -> ObjectRemoved | ObjectHeld:
-        """Forget an object in the name of `owner`; done already when there is none."""
-        if self._live(name, now) is not None:
+    def has(self, name: str, now: float) -> bool:
+        """Is it there? Not counted as a read."""
+        return self._live(name, now) is not None
+
+    def remove(
+        self, name: str, owner: str, now: float, if_match: str | None = None
+    ) -> ObjectRemoved | ObjectHeld | ObjectTagMismatch:
+        """Forget an object in the name of `owner`, if it has this tag; done already when there is none."""
+        entry = self._live(name, now)
+        if entry is not None:
+            if if_match is not None and if_match != entry.content.tag:
+                return ObjectTagMismatch()
             if self._leases.hold_against(owner, name, now):
                 return ObjectHeld()
             self._drop(name)
         return ObjectRemoved()
+
+    def held_below(self, place: str, now: float) -> int:
+        """Objects below this path that a lease holds."""
+        return sum(self._leases.hold(name, now) for name in self._entries if name.startswith(place))
+
+    def purge(self, place: str) -> int:
+        """Forget all objects below this path, whoever holds them; how many."""
+        gone = [name for name in self._entries if name.startswith(place)]
+        for name in gone:
+            self._drop(name)
+        return len(gone)
+
+    def facts(self, now: float, place: str = "") -> list[ObjectFacts]:
+        """All objects below this path."""
+        return [
+            ObjectFacts(
+                path=name,
+                bytes=len(entry.content.octets),
+                age_s=now - entry.content.stored,
+                ttl_s=max(0.0, entry.expires - now),
+                leased=self._leases.hold(name, now),
+            )
+            for name, entry in self._entries.items()
+            if name.startswith(place)
+        ]
 
     def lease(
         self, lease_id: str, owner: str, names: Sequence[str], now: float, ttl_s: float
@@ -148,7 +206,13 @@ class ObjectStore:
             self._live(name, now)
 
     def snapshot(self) -> ObjectStoreSnapshot:
-        return ObjectStoreSnapshot(objects=len(self._entries), object_bytes=self._bytes, leases=len(self._leases))
+        return ObjectStoreSnapshot(
+            objects=len(self._entries),
+            object_bytes=self._bytes,
+            leases=len(self._leases),
+            hits=self._hits,
+            misses=self._misses,
+        )
 
     def _end(self, now: float, ttl_s: float) -> float:
         return now + min(ttl_s, self._settings.max_lease_ttl_s)

@@ -3,10 +3,12 @@
     logs       {base}v1/s/{scope}/l/{session}                            append-only, durable
     records    {base}v1/s/{scope}/d/{session}                            one content at a time, durable (decision 106)
     objects    {base}v1/s/{scope}/o/{session}/{epoch}/{round}/{kind}     written once, short-lived
+    blocks     {base}v1/s/{scope}/b/{hex h[k]}                           what its name says
 
 `{scope}` and `{session}` are base64url without padding of 16 octets; an absent scope is `-`. `{epoch}` and `{round}`
-are decimal without leading zeros. Every name therefore has one spelling, and two references name the same object
-exactly when their canonical texts are equal. References arrive from peers: what is not of this form is ill-formed.
+are decimal without leading zeros; a block's name is 64 lower-case hexadecimal digits. Every name therefore has one
+spelling, and two references name the same thing exactly when their canonical texts are equal. References arrive from
+peers: what is not of this form is ill-formed.
 """
 
 import re
@@ -20,6 +22,7 @@ from sdcpd.protocol.terms import session_from_path_id, session_path_id
 from sdcpd.protocol.uris import join, normalize_base_uri
 
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,19}")
+_BLOCK: Final = re.compile(r"[0-9a-f]{64}")
 _NUMBER_LIMIT: Final = 1 << 64
 """CBOR's widest unsigned integer; epochs and rounds are such."""
 
@@ -72,7 +75,19 @@ class ObjectName(Struct, frozen=True):
         return f"v1/s/{_scope_text(self.scope)}/o/{place}"
 
 
-CacheName = LogName | RecordName | ObjectName
+class BlockName(Struct, frozen=True):
+    """A block of KV. `name` are the 32 octets that its text has in the chain of its model and scope."""
+
+    scope: bytes | None
+    name: bytes
+
+    @property
+    def path(self) -> str:
+        """Relative to the cache's base URI."""
+        return f"{scope_path(self.scope)}/b/{self.name.hex()}"
+
+
+CacheName = LogName | RecordName | ObjectName | BlockName
 
 
 class CacheReference(Struct, frozen=True):
@@ -100,8 +115,24 @@ def parse_path(path: str) -> CacheName:
                 round=_number(round_, "round"),
                 kind=_kind(kind),
             )
+        case ["v1", "s", scope, "b", name] if _BLOCK.fullmatch(name):
+            return BlockName(scope=_scope(scope), name=bytes.fromhex(name))
         case _:
-            raise IllFormed(f"{path[:200]!r} names no log, record or object of a cache")
+            raise IllFormed(f"{path[:200]!r} names no log, record, object or block of a cache")
+
+
+def scope_path(scope: bytes | None) -> str:
+    """All of a scope, relative to the cache's base URI."""
+    return f"v1/s/{_scope_text(scope)}"
+
+
+def scope_of(path: str) -> bytes | None:
+    """Inverse of `scope_path`. Raises IllFormed."""
+    match path.split("/"):
+        case ["v1", "s", scope]:
+            return _scope(scope)
+        case _:
+            raise IllFormed(f"{path[:200]!r} names no scope of a cache")
 
 
 def directory_path(scope: bytes | None) -> str:
@@ -149,6 +180,11 @@ def object_reference(base: str, scope: bytes | None, session: bytes, epoch: int,
     """cache-ref of an object of a round at the cache with this canonical base URI."""
     name = ObjectName(scope=scope, session=session, epoch=epoch, round=round_, kind=kind)
     return str(CacheReference(base=base, name=name))
+
+
+def block_reference(base: str, scope: bytes | None, name: bytes) -> str:
+    """cache-ref of a block at the cache with this canonical base URI."""
+    return str(CacheReference(base=base, name=BlockName(scope=scope, name=name)))
 
 
 def require_scope(reference: CacheReference, scope: bytes | None) -> None:

@@ -68,6 +68,18 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Leases of one peer, so that no peer takes all of them."""
     max_lease_objects: Annotated[int, Meta(ge=1)] = 128
     """Objects of one lease. So many of the longest names fit a message of 16 KiB (decision 117)."""
+    enable_prefix_caching: bool = True
+    """Keep the keys and values of full blocks of text for later sessions of the same scope."""
+    cpu_bytes_to_use: Annotated[int, Meta(ge=0)] = 512 * MIB
+    """Host memory for blocks that the page pool needs the place of; pinned where there is a CUDA device. 0: none.
+    Enough for some 20,000 tokens of a small model, and felt on no machine that serves one."""
+    disk_bytes_to_use: Annotated[int, Meta(ge=0)] = 0
+    """Room on disk for blocks that leave host memory. 0, the default: none, since users' texts can be guessed from
+    such files, and a disk that is written at every pressure wears; who wants either says so."""
+    root_dir: str = ""
+    """Where these files lie; by default `blocks` below node.state_dir. One process at a time."""
+    eviction_policy: Literal["lru"] = "lru"
+    """Which unpinned blocks go first: those longest unused."""
 
     def __post_init__(self) -> None:
         if self.journal_bytes < 4 * self.segment_bytes:

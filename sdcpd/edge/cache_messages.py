@@ -4,7 +4,7 @@ Read as strictly as the draft's messages (protocol/encoding.py), and open as the
 """
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -33,6 +33,45 @@ class LeaseRenewal(Message, frozen=True, kw_only=True):
     """Body of `PUT leases/{id}`. `ttl_ms` counts from its receipt."""
 
     ttl_ms: Uint
+
+
+class PurgeAnswer(Message, frozen=True, kw_only=True):
+    """What is gone of a scope."""
+
+    objects: Uint
+    blocks: Uint
+    logs: Uint
+    records: Uint
+
+
+class BatchItem(Message, frozen=True, kw_only=True):
+    """One operation of a batch. `octets` and `ttl_ms` belong to `put`."""
+
+    op: Literal["get", "put", "exists"]
+    name: Path
+    octets: bytes | UnsetType = UNSET
+    ttl_ms: Uint | UnsetType = UNSET
+
+
+class BatchRequest(Message, frozen=True, kw_only=True):
+    """Body of `POST batch`."""
+
+    items: tuple[BatchItem, ...]
+
+
+class BatchResult(Message, frozen=True, kw_only=True):
+    """How the item at the same place ended, as the status it would have had alone. `octets`: of a `get`."""
+
+    status: Uint
+    tag: str | UnsetType = UNSET
+    octets: bytes | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
+
+
+class BatchAnswer(Message, frozen=True, kw_only=True):
+    """As many results as there were items."""
+
+    results: tuple[BatchResult, ...]
 
 
 class DirectoryEntry(Message, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ What a peer may do, and what becomes of it:
 - It asks for what is no request of ours (CONNECT, no path): costs the stream. It breaks HTTP/2: costs the connection.
 - It takes nothing, or opens no window for an answer: costs the connection after `stalled_s`, the stream after
   ANSWER_TIMEOUT_S.
-- It says HTTP/1.1, or wants to upgrade from it: no such thing, HTTP/2 begins at the first octet.
+- It says HTTP/1.1, or wants to upgrade from it: no such thing here, HTTP/2 begins at the first octet. A peer that
+  wants HTTP/1.1 says so in the handshake (h1_server.py).
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from email.utils import formatdate
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import h2.errors
 import h2.events
@@ -94,7 +95,15 @@ class Inbox:
             self._some.set()
 
 
-App = Callable[[Identity, Request, Inbox, Send], Awaitable[None]]
+class Incoming(Protocol):
+    """A request's body as it comes."""
+
+    @property
+    def ended(self) -> bool: ...
+    async def receive(self) -> tuple[bytes, bool]: ...
+
+
+App = Callable[[Identity, Request, Incoming, Send], Awaitable[None]]
 """What answers, once. The request has its whole path and no body. Whatever it raises is our own fault."""
 
 
@@ -141,7 +150,7 @@ class PeerConnection:
         self._ending = False  # nothing more is read; what is in the buffer goes out
         self._idle_since = clock.now()
         self._writing_since: float | None = None
-        self._date = _Date(clock)
+        self._date = DateField(clock)
         self.retired_at: float | None = None
 
     @property
@@ -309,7 +318,7 @@ class PeerConnection:
         self._wake.set()
 
 
-class _Date:
+class DateField:
     """The field Date, which every answer of a server with a clock has (RFC 9110 section 6.6.1), made once a second."""
 
     def __init__(self, clock: Clock) -> None:

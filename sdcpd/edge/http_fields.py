@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 from urllib.parse import parse_qsl
 
 from sdcpd.cache.content_coding import GZIP
-from sdcpd.protocol.problems import IllFormed, PreconditionFailed, Problem, WrongMediaType
+from sdcpd.protocol.problems import IllFormed, NotSupported, PreconditionFailed, Problem, WrongMediaType
 from sdcpd.protocol.terms import session_from_path_id
 
 OUTPUT_WAIT_S: Final = 20.0
@@ -117,6 +117,31 @@ def if_match(headers: Mapping[str, str]) -> str:
     return tag
 
 
+def if_match_if_any(headers: Mapping[str, str]) -> str | None:
+    """As `if_match`; None where there is no such field."""
+    return if_match(headers) if "if-match" in headers else None
+
+
+def forced(query: str) -> bool:
+    """Does the query say `force=1`? Raises IllFormed for anything else that it says of it."""
+    found = _query_field(query, "force")
+    if found not in (None, "0", "1"):
+        raise IllFormed("force: 1, or nothing")
+    return found == "1"
+
+
+def require_class(headers: Mapping[str, str], wanted: str) -> None:
+    """Wishes of a writer (cache part 5.3: Create, Placement). What is not honoured is refused.
+
+    Raises IllFormed for another class than what the name says, NotSupported for more than one replica.
+    """
+    found = headers.get("kvsp-class", wanted).strip().lower()
+    if found != wanted:
+        raise IllFormed(f"KVSP-Class is {found[:40]!r}, but the name is of class {wanted}")
+    if headers.get("kvsp-replicas", "1").strip() != "1":
+        raise NotSupported("KVSP-Replicas: a cache keeps one copy of a thing, and makes none elsewhere")
+
+
 def is_known(headers: Mapping[str, str], tag: str) -> bool:
     """Does If-None-Match of a read say that the caller has the content with this tag? Weak tags count (RFC 9110)."""
     condition = headers.get("if-none-match", "").strip()
@@ -177,6 +202,12 @@ def content_digest(body: bytes) -> str:
 
 def check_content_digest(headers: Mapping[str, str], body: bytes) -> None:
     """Raises ContentDigestMismatch when a SHA-256 is given and is not the body's. Other algorithms are ignored."""
+    if "content-digest" in headers:
+        check_digest(headers, hashlib.sha256(body).digest())
+
+
+def check_digest(headers: Mapping[str, str], digest: bytes) -> None:
+    """The same, where the body's SHA-256 is known."""
     for member in headers.get("content-digest", "").split(","):
         match = _DIGEST.fullmatch(member)
         if match is None:
@@ -185,7 +216,7 @@ def check_content_digest(headers: Mapping[str, str], body: bytes) -> None:
             given = base64.b64decode(match.group(1), validate=True)
         except binascii.Error as error:
             raise IllFormed("Content-Digest is not base64") from error
-        if given != hashlib.sha256(body).digest():
+        if given != digest:
             raise ContentDigestMismatch("the content is not what its SHA-256 says")
 
 

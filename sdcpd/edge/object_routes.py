@@ -1,10 +1,11 @@
 """The operations on objects over HTTP, as every node serves them (decisions, cache part 5.3; decisions 54, 112, 117).
 
-    PUT          If-None-Match: *    create (TTL, Content-Digest, Content-Encoding: gzip or none)
+    PUT          If-None-Match: *    create (TTL, Content-Digest, Content-Encoding: gzip or none, KVSP-Class)
     GET, HEAD    Prefer: wait=N      read, waiting for an object that is still to be written; If-None-Match, Range,
-                                     Accept-Encoding
-    DELETE                           forget; 423 while somebody else's lease holds it
+                                     Accept-Encoding. The answer says where it was (KVSP-Tier) and for how long (Age)
+    DELETE       If-Match or none    forget; 423 while somebody else's lease holds it
     POST leases, PUT and DELETE leases/{id}
+    DELETE s/{scope}                 purge, by operators; 423 while a lease holds something, unless `?force=1`
 
 Entity tags, ranges and limits are of the identity form, whatever coding it travels in; that one tag stands for both
 is our own agreement with our own readers, who verify it against what they have unpacked. A range of a coded form is
@@ -18,16 +19,20 @@ from msgspec import UNSET
 
 from sdcpd.cache.content_coding import GZIP
 from sdcpd.cache.object_store import ObjectContent, ObjectStored
-from sdcpd.cache.refs import ObjectKind, ObjectName, parse_path
+from sdcpd.cache.refs import ObjectKind, ObjectName, parse_path, scope_of
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.edge.cache_messages import CACHE_TYPE, LeaseAnswer, LeaseRenewal, LeaseRequest
+from sdcpd.edge.cache_batch import batch_route
+from sdcpd.edge.cache_messages import CACHE_TYPE, LeaseAnswer, LeaseRenewal, LeaseRequest, PurgeAnswer
 from sdcpd.edge.http_fields import (
     accepts_gzip,
     byte_range,
-    check_content_digest,
+    check_digest,
     creates,
+    forced,
+    if_match_if_any,
     is_known,
     is_packed,
+    require_class,
     require_media_type,
     ttl_s,
     wait_s,
@@ -35,11 +40,12 @@ from sdcpd.edge.http_fields import (
 from sdcpd.edge.routes import MESSAGE_LIMIT_BYTES, Call, Route, done
 from sdcpd.edge.transport import Response
 from sdcpd.protocol.encoding import decode, encode
-from sdcpd.protocol.problems import Forbidden, IllFormed, UnknownResource
+from sdcpd.protocol.problems import Forbidden, IllFormed, NotSupported, UnknownResource
 from sdcpd.protocol.uris import normalize_base_uri
-from sdcpd.roles.object_cache import LeaseGranted
+from sdcpd.roles.object_cache import LeaseGranted, ScopePurged
 from sdcpd.roles.ports import Peer
 
+MEMORY_TIER: Final = "host"
 TOKENS_TYPE: Final = "application/cbor"
 ROWS_TYPE: Final = "application/octet-stream"
 
@@ -53,12 +59,23 @@ OBJECT_TYPES: Final = {
 class ObjectService(Protocol):
     """What every node offers of its objects. Methods raise Problem."""
 
+    def age_s(self, content: ObjectContent) -> float: ...
+    async def tag_of(self, octets: bytes) -> str: ...
     async def create_object(
-        self, peer: Peer, name: ObjectName, octets: bytes, ttl_s: float | None = None, *, packed: bool = False
+        self,
+        peer: Peer,
+        name: ObjectName,
+        octets: bytes,
+        ttl_s: float | None = None,
+        *,
+        packed: bool = False,
+        tag: str | None = None,
     ) -> ObjectStored: ...
     async def read_object(self, peer: Peer, name: ObjectName, wait_s: float = 0.0) -> ObjectContent: ...
     async def packed(self, content: ObjectContent) -> bytes | None: ...
-    async def remove_object(self, peer: Peer, name: ObjectName) -> None: ...
+    async def remove_object(self, peer: Peer, name: ObjectName, if_match: str | None = None) -> None: ...
+    async def has_object(self, peer: Peer, name: ObjectName) -> bool: ...
+    async def purge(self, peer: Peer, scope: bytes | None, *, force: bool) -> ScopePurged: ...
     async def lease_objects(self, peer: Peer, names: Sequence[ObjectName], ttl_ms: int) -> LeaseGranted: ...
     async def renew_lease(self, peer: Peer, lease_id: str, ttl_ms: int) -> LeaseGranted: ...
     async def release_lease(self, peer: Peer, lease_id: str) -> None: ...
@@ -69,9 +86,13 @@ async def _create_object(cache: ObjectService, call: Call) -> Response:
     require_media_type(headers, OBJECT_TYPES[name.kind])
     if not creates(headers):
         raise IllFormed("an object is written once: If-None-Match: * is required")
+    require_class(headers, "object")
+    if "kvsp-pin" in headers or headers.get("kvsp-tier", MEMORY_TIER) != MEMORY_TIER:
+        raise NotSupported(f"objects live in memory (KVSP-Tier: {MEMORY_TIER}), unpinned, and are held by leases")
     packed = is_packed(headers)
-    check_content_digest(headers, body)
-    stored = await cache.create_object(call.peer, name, body, ttl_s(headers), packed=packed)
+    tag = await cache.tag_of(body)
+    check_digest(headers, bytes.fromhex(tag.strip('"')))
+    stored = await cache.create_object(call.peer, name, body, ttl_s(headers), packed=packed, tag=tag)
     if not stored.created:
         return done(etag=stored.tag)
     return Response(status=201, headers={"etag": stored.tag, "cache-control": "no-store"})
@@ -85,6 +106,7 @@ async def _read_object(cache: ObjectService, call: Call) -> Response:
     if is_known(request.headers, content.tag):
         return Response(status=304, headers=fields)
     length = len(content.octets)
+    fields |= {"kvsp-tier": MEMORY_TIER, "age": str(int(cache.age_s(content)))}
     fields |= {"content-type": OBJECT_TYPES[name.kind], "accept-ranges": "bytes", "vary": "accept-encoding"}
     if request.method == "HEAD":
         return Response(status=200, headers=fields | {"content-length": str(length)})
@@ -101,8 +123,18 @@ async def _read_object(cache: ObjectService, call: Call) -> Response:
 
 
 async def _remove_object(cache: ObjectService, call: Call) -> Response:
-    await cache.remove_object(call.peer, _object_name(call))
+    await cache.remove_object(call.peer, _object_name(call), if_match_if_any(call.request.headers))
     return done()
+
+
+async def _purge(cache: ObjectService, call: Call) -> Response:
+    try:
+        scope = scope_of(call.request.path)
+    except IllFormed as error:
+        raise UnknownResource(error.detail) from error
+    gone = await cache.purge(call.peer, scope, force=forced(call.request.query))
+    answer = PurgeAnswer(objects=gone.objects, blocks=gone.blocks, logs=gone.logs, records=gone.records)
+    return Response(status=200, headers={"content-type": CACHE_TYPE, "cache-control": "no-store"}, body=encode(answer))
 
 
 async def _lease(cache: ObjectService, call: Call) -> Response:
@@ -162,6 +194,15 @@ def _object_name(call: Call) -> ObjectName:
     return name
 
 
+def _media_type(path: str) -> str:
+    """Of what a batch puts there; what is wrong with the path is said by whoever serves it."""
+    try:
+        name = parse_path(path)
+    except IllFormed:
+        return ROWS_TYPE
+    return OBJECT_TYPES[name.kind] if isinstance(name, ObjectName) else ROWS_TYPE
+
+
 _OBJECT_PATH: Final = "v1/s/*/o/*/*/*/*"
 _PEERS: Final = frozenset({"verifier", "router", "drafter"})
 _OPERATOR: Final = frozenset({"operator"})
@@ -175,11 +216,16 @@ def object_routes(settings: CacheSettings) -> tuple[Route, ...]:
     def route(operation: str, method: str, path: str, limit_bytes: int, call: _Call) -> Route:
         return Route(operation, method, path, _PEERS, limit_bytes, call)
 
-    return (
+    things = (
         route("create_object", "PUT", _OBJECT_PATH, settings.max_object_bytes, _create_object),
         route("read_object", "GET", _OBJECT_PATH, 0, _read_object),
         route("head_object", "HEAD", _OBJECT_PATH, 0, _read_object),
+    )
+    return (
+        *things,
+        batch_route(things, _media_type, _PEERS),
         Route("remove_object", "DELETE", _OBJECT_PATH, _PEERS | _OPERATOR, 0, _remove_object),
+        Route("purge", "DELETE", "v1/s/*", _OPERATOR, 0, _purge),
         route("lease", "POST", "leases", MESSAGE_LIMIT_BYTES, _lease),
         route("renew_lease", "PUT", "leases/*", MESSAGE_LIMIT_BYTES, _renew_lease),
         route("release_lease", "DELETE", "leases/*", 0, _release_lease),

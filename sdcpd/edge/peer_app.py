@@ -12,13 +12,14 @@ An exception of a handler is our own fault. The dispatcher has logged it; the pe
 to `on_failure`, by which the node takes it to the role's nursery and ends (style rule 7). `Failures` is one way.
 """
 
+import io
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 import trio
 from msgspec import Struct
 
-from sdcpd.edge.h2_server import Inbox, Send
+from sdcpd.edge.h2_server import Incoming, Send
 from sdcpd.edge.identity import AS_FIELD, Identity
 from sdcpd.edge.problem_body import problem_response
 from sdcpd.edge.transport import REQUESTS_LIMIT, Handler, Request, Response
@@ -35,6 +36,13 @@ class RequestTimeout(Problem):
 
     status: ClassVar[int] = 408
     title: ClassVar[str] = "Request timeout"
+
+
+class Misdirected(Problem):
+    """Over HTTP/1.1 the cache is served, nothing else. Not 404, which tells of a lost session or log."""
+
+    status: ClassVar[int] = 421
+    title: ClassVar[str] = "Misdirected request"
 
 
 class ServerFault(Problem):
@@ -76,8 +84,12 @@ class Failures:
 class PeerApp:
     """The application of the SDCP port. Roles can be added and taken away while it serves."""
 
-    def __init__(self, on_failure: Callable[[Exception], None], mounts: Sequence[Mount] = ()) -> None:
+    def __init__(
+        self, on_failure: Callable[[Exception], None], mounts: Sequence[Mount] = (), *, partial: bool = False
+    ) -> None:
+        """`partial`: the mounts are not all that this node serves on the port."""
         self._on_failure: Final = on_failure
+        self._partial: Final = partial
         self._mounts: Final[dict[str, Mount]] = {}
         self._under_way = 0
         self._bodies_bytes = 0
@@ -100,7 +112,7 @@ class PeerApp:
         """Requests that are being read, handled or answered."""
         return self._under_way
 
-    async def __call__(self, identity: Identity, head: Request, inbox: Inbox, send: Send) -> None:
+    async def __call__(self, identity: Identity, head: Request, inbox: Incoming, send: Send) -> None:
         """Answer one request, whose body is taken from `inbox`."""
         body = _Body()
         self._under_way += 1
@@ -114,7 +126,7 @@ class PeerApp:
             self._under_way -= 1
             self._bodies_bytes -= body.size
 
-    async def _answer(self, identity: Identity, head: Request, inbox: Inbox, body: "_Body") -> Response:
+    async def _answer(self, identity: Identity, head: Request, inbox: Incoming, body: "_Body") -> Response:
         """Raises Problem."""
         mount = self._mount(head.path)
         peer = identity.caller(head.headers.get(AS_FIELD))
@@ -133,9 +145,11 @@ class PeerApp:
         for prefix, mount in self._mounts.items():
             if path.startswith(prefix):
                 return mount
+        if self._partial:
+            raise Misdirected("over HTTP/1.1 only the cache is served; ask by HTTP/2")
         raise UnknownResource("no such resource")
 
-    async def _collect(self, inbox: Inbox, limit_bytes: int, body: "_Body") -> None:
+    async def _collect(self, inbox: Incoming, limit_bytes: int, body: "_Body") -> None:
         """The body, in its time. Raises Problem."""
         if inbox.ended:  # as a rule: a small body comes with its head, and needs no deadline
             await self._take(inbox, limit_bytes, body)
@@ -145,14 +159,13 @@ class PeerApp:
             return
         raise RequestTimeout(f"the body has not arrived within {BODY_TIMEOUT_S:.0f} s")
 
-    async def _take(self, inbox: Inbox, limit_bytes: int, body: "_Body") -> None:
+    async def _take(self, inbox: Incoming, limit_bytes: int, body: "_Body") -> None:
         """Up to the first octet beyond the limit. Raises Problem."""
         while True:
             octets, more = await inbox.receive()
             piece = octets[: limit_bytes + 1 - body.size]
             if piece:
-                body.pieces.append(piece)
-                body.size += len(piece)
+                body.add(piece)
                 self._bodies_bytes += len(piece)
             if not more or body.size > limit_bytes:
                 return
@@ -161,11 +174,24 @@ class PeerApp:
 
 
 class _Body:
-    """What has come of one body."""
+    """What has come of one body. Each octet of a large one is copied once, into the memory where it stays."""
 
     def __init__(self) -> None:
-        self.pieces: list[bytes] = []
         self.size = 0
+        self._first = b""
+        self._whole: io.BytesIO | None = None
+
+    def add(self, piece: bytes) -> None:
+        if not self.size:
+            self._first = piece
+        else:
+            if self._whole is None:
+                self._whole = io.BytesIO()
+                self._whole.write(self._first)
+                self._first = b""
+            self._whole.write(piece)
+        self.size += len(piece)
 
     def octets(self) -> bytes:
-        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        """`io.BytesIO` hands its memory out, not a copy of it."""
+        return self._first if self._whole is None else self._whole.getvalue()

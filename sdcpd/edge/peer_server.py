@@ -5,7 +5,8 @@
 - *Handshake*: TLS 1.3 with a client certificate, within a deadline. Few run at once; when one more comes, the oldest
   gives way. Whoever opens connections and says nothing (slow loris) thus pushes out his own, since a peer that speaks
   is done in milliseconds.
-- *Served*: by h2_server.py, which is handed the certificate's identity with the stream.
+- *Served*: by h2_server.py, or by h1_server.py where the peer has chosen HTTP/1.1, which is handed the certificate's
+  identity with the stream.
 - *Retired*: told that no further request is taken (GOAWAY). What is under way is answered, then the peer closes; if it
   does not, we do, a moment later: closing at once could destroy an answer that is still on its way. This is how idle
   connections end, how all end at a stop (within `grace_s`), and how peers come to use renewed certificates (`retire`).
@@ -22,9 +23,11 @@ import structlog
 import trio
 from msgspec import Struct
 
+from sdcpd.edge.h1_server import BulkConnection
 from sdcpd.edge.h2_server import App, PeerConnection
 from sdcpd.edge.identity import CertifiedIdentity, ClaimedIdentity, Identity, certificate_names
-from sdcpd.edge.tls import ALPN, Tls
+from sdcpd.edge.tls import ALPN, BULK_ALPN, Tls
+from sdcpd.edge.tls_stream import TlsStream
 from sdcpd.edge.wire_settings import PeerServerSettings, is_loopback, split_listen
 from sdcpd.roles.ports import Clock
 
@@ -55,17 +58,23 @@ class PeerBound(Struct, frozen=True):
 class PeerServer:
     """Serves the application until stopped. `run` once. Without `tls` the settings must allow it."""
 
-    def __init__(self, app: App, settings: PeerServerSettings, clock: Clock, tls: Tls | None) -> None:
-        """Raises ValueError for TLS together with `insecure_loopback`, or neither."""
+    def __init__(
+        self, app: App, settings: PeerServerSettings, clock: Clock, tls: Tls | None, *, bulk: App | None = None
+    ) -> None:
+        """`bulk`: what is served over HTTP/1.1; None: nothing.
+
+        Raises ValueError for TLS together with `insecure_loopback`, or neither.
+        """
         if settings.insecure_loopback == (tls is not None):
             raise ValueError("the SDCP port wants either TLS files or insecure_loopback = true")
         self._app: Final = app
+        self._bulk: Final = bulk
         self._settings: Final = settings
         self._clock: Final = clock
         self._tls: Final = tls
         self._stopping: Final = trio.Event()
         self._handshakes: Final[dict[trio.CancelScope, None]] = {}  # oldest first
-        self._connections: Final[dict[PeerConnection, None]] = {}
+        self._connections: Final[dict[PeerConnection | BulkConnection, None]] = {}
         self._retire_all = False
         self._lines = _LineBudget(clock)
 
@@ -125,6 +134,15 @@ class PeerServer:
             streams_limit=self._settings.streams_per_connection,
             stalled_s=self._settings.stalled_peer_timeout_s,
         )
+        await self._serve(connection)
+
+    async def serve_bulk(self, stream: trio.abc.Stream, identity: Identity) -> None:
+        """The same by HTTP/1.1."""
+        assert self._bulk is not None, "nobody is let in for it"
+        stalled_s = self._settings.stalled_peer_timeout_s
+        await self._serve(BulkConnection(self._bulk, identity, stream, self._clock, stalled_s=stalled_s))
+
+    async def _serve(self, connection: PeerConnection | BulkConnection) -> None:
         self._connections[connection] = None
         try:
             await connection.run()
@@ -164,15 +182,16 @@ class PeerServer:
         if self._tls is None:
             await self.serve_stream(stream, ClaimedIdentity({}))
             return
-        secure = trio.SSLStream(stream, self._tls.server, server_side=True, https_compatible=True)
+        secure = TlsStream(stream, self._tls.server, server_side=True)
         fault = await self._shake_hands(secure)
         if fault is None:
-            names = certificate_names(secure.getpeercert())
-            await self.serve_stream(secure, CertifiedIdentity(names, self._tls.roles))
+            identity = CertifiedIdentity(certificate_names(secure.getpeercert()), self._tls.roles)
+            serve = self.serve_stream if secure.selected_alpn_protocol() == ALPN else self.serve_bulk
+            await serve(secure, identity)
         elif (left_out := self._lines.take()) is not None:
             log.info("peer handshake failed", reason=fault, left_out=left_out)
 
-    async def _shake_hands(self, stream: trio.SSLStream[trio.SocketStream]) -> str | None:
+    async def _shake_hands(self, stream: TlsStream) -> str | None:
         """None, or why it failed."""
         if len(self._handshakes) >= self._settings.max_handshakes:
             oldest = next(iter(self._handshakes))
@@ -182,7 +201,8 @@ class PeerServer:
             self._handshakes[scope] = None
             try:
                 await stream.do_handshake()
-                return None if stream.selected_alpn_protocol() == ALPN else "the peer does not offer HTTP/2"
+                taken = (ALPN,) if self._bulk is None else (ALPN, BULK_ALPN)
+                return None if stream.selected_alpn_protocol() in taken else "the peer does not offer HTTP/2"
             except trio.BrokenResourceError as error:
                 await _send_alert(stream)
                 return f"{error.__cause__ or error}"
@@ -233,12 +253,13 @@ class _LineBudget:
         return left_out if self._taken <= LINES_PER_S else None
 
 
-async def _send_alert(stream: trio.SSLStream[trio.SocketStream]) -> None:
-    """What OpenSSL has to say about a failed handshake, which trio leaves unsent: the peer should learn the reason.
+async def _send_alert(stream: TlsStream) -> None:
+    """What OpenSSL has to say about a failed handshake: the peer should learn the reason.
 
     With TLS 1.3 it has spoken on by then. Closing with that unread would reset the connection, and the alert with it.
     """
-    alert, below = stream._outgoing.read(), stream.transport_stream
+    alert, below = stream.unsent(), stream.transport_stream
+    assert isinstance(below, trio.SocketStream), "connections are accepted from a socket"
     with trio.move_on_after(LINGER_S), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         await below.send_all(alert)
         await below.send_eof()

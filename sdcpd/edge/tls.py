@@ -1,8 +1,9 @@
 """TLS 1.3 with client certificates, both ways: the contexts of a node, made from three files and made again on reload.
 
-A node has one certificate, with which it serves and calls. What holds for both directions: TLS 1.3 only, HTTP/2 only
-(ALPN `h2`), the other side must show a certificate that the operator's CA signed. Whom such a certificate speaks for
-is identity.py's. Sessions are not resumed: a resumed one would not look at certificates again.
+A node has one certificate, with which it serves and calls. What holds for both directions: TLS 1.3 only; HTTP/2 (ALPN
+`h2`), or HTTP/1.1 for large bodies where both want it (`http/1.1`); the other side must show a certificate that the
+operator's CA signed. Whom such a certificate speaks for is identity.py's. Sessions are not resumed: a resumed one would
+not look at certificates again.
 
 New files are tried before they are used: contexts made from them perform a handshake with each other in memory, which
 finds a key of another certificate, a certificate that this CA did not sign or that has expired, or that may not serve
@@ -27,6 +28,8 @@ from sdcpd.edge.identity import (
 )
 
 ALPN: Final = "h2"
+BULK_ALPN: Final = "http/1.1"
+"""For large bodies (h1_server.py)."""
 EXPIRES_SOON_S: Final = 14 * 86_400
 """Time for an operator to notice a warning and to hand new certificates to all nodes, with a holiday in between."""
 
@@ -64,6 +67,7 @@ class OwnCertificate(Struct, frozen=True):
 class _Loaded(Struct, frozen=True):
     server: ssl.SSLContext
     client: ssl.SSLContext
+    bulk_client: ssl.SSLContext
     own: OwnCertificate
 
 
@@ -86,6 +90,11 @@ class Tls:
     def client(self) -> ssl.SSLContext:
         """For the next connection that is made."""
         return self._loaded.client
+
+    @property
+    def bulk_client(self) -> ssl.SSLContext:
+        """For the next connection that is made for large bodies."""
+        return self._loaded.bulk_client
 
     @property
     def own(self) -> OwnCertificate:
@@ -111,8 +120,9 @@ def _load(settings: TlsSettings, must_name: tuple[str, ...]) -> _Loaded:
             Path(path).read_bytes()
         except OSError as error:  # the ssl module would not say which file
             raise TlsRefused(f"tls.{field} = {path} cannot be read: {error.strerror}") from error
-    server = _context(ssl.PROTOCOL_TLS_SERVER, settings)
-    client = _context(ssl.PROTOCOL_TLS_CLIENT, settings)
+    server = _context(ssl.PROTOCOL_TLS_SERVER, settings, ALPN, BULK_ALPN)
+    client = _context(ssl.PROTOCOL_TLS_CLIENT, settings, ALPN)
+    bulk_client = _context(ssl.PROTOCOL_TLS_CLIENT, settings, BULK_ALPN)
     server.num_tickets = 0
     own = _rehearse(server, client, settings)
     missing = unnamed(own.names, must_name)
@@ -121,15 +131,15 @@ def _load(settings: TlsSettings, must_name: tuple[str, ...]) -> _Loaded:
             f"tls.certificate = {settings.certificate} does not carry the URI {' nor '.join(missing)}, by which peers "
             "know this node. Have one issued with a URI for each of its roles."
         )
-    return _Loaded(server=server, client=client, own=own)
+    return _Loaded(server=server, client=client, bulk_client=bulk_client, own=own)
 
 
-def _context(protocol: int, settings: TlsSettings) -> ssl.SSLContext:
+def _context(protocol: int, settings: TlsSettings, *protocols: str) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # identity.names_server knows better than a host name
     context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols([ALPN])
+    context.set_alpn_protocols(list(protocols))
     try:
         context.load_verify_locations(settings.ca)
     except ssl.SSLError as error:

@@ -21,7 +21,8 @@ REQUESTS_LIMIT: Final = 8192
 class Request(Struct, frozen=True):
     """`path` is relative to the base URI, still percent-encoded; `query` is what follows `?`.
 
-    Header names are lower-case.
+    Header names are lower-case. `bulk`: its body or its answer may be large, it does not wait at the peer, and asking
+    twice is asking once.
     """
 
     method: str
@@ -29,6 +30,7 @@ class Request(Struct, frozen=True):
     query: str = ""
     headers: Mapping[str, str] = {}
     body: bytes = b""
+    bulk: bool = False
 
 
 class Response(Struct, frozen=True):

@@ -8,10 +8,12 @@ URI that is called is asked of its certificate for each request, since one certi
 and not others.
 
 Requests that wait at the peer on purpose (those with `Prefer: wait`, decision 38) have connections of their own, so
-that long polls, however many, never stand before a proposal (bug 27). The deadline of an exchange is its caller's
+that long polls, however many, never stand before a proposal (bug 27). Large bodies go by HTTP/1.1 on connections of
+their own, where there is TLS and the peer takes it (h1_client.py). The deadline of an exchange is its caller's
 cancel scope; what a connection can find out by itself (no answer to a ping, a reset, GOAWAY) ends it sooner.
 """
 
+import ssl
 from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol
@@ -20,10 +22,12 @@ from urllib.parse import urlsplit
 import trio
 from msgspec import Struct
 
+from sdcpd.edge.h1_client import BulkPool
 from sdcpd.edge.h2_client import Head
 from sdcpd.edge.h2_pool import PeerPool
 from sdcpd.edge.identity import AS_FIELD, CertificateNames, certificate_names
-from sdcpd.edge.tls import ALPN, Tls
+from sdcpd.edge.tls import ALPN, BULK_ALPN, Tls
+from sdcpd.edge.tls_stream import TlsStream
 from sdcpd.edge.transport import Request, Response, TransportError
 from sdcpd.edge.wire_settings import PeerClientSettings, is_loopback
 from sdcpd.protocol.uris import normalize_base_uri
@@ -51,6 +55,7 @@ class Dialer(Protocol):
     """Makes streams to peers. Raises TransportError."""
 
     async def dial(self, target: Target) -> tuple[trio.abc.Stream, CertificateNames | None]: ...
+    async def dial_bulk(self, target: Target) -> tuple[TlsStream, CertificateNames] | None: ...
     def admit(self, target: Target, names: CertificateNames | None) -> None: ...
 
 
@@ -67,9 +72,24 @@ class WireDialer:
             return await self._dial_plain(target), None
         if self._tls is None:
             raise TransportError(f"{target.base_uri} wants TLS, for which this node has no certificate")
-        stream = trio.SSLStream(
-            await _connect(target), self._tls.client, server_hostname=target.host, https_compatible=True
-        )
+        stream = await self._dial_secure(target, self._tls.client)
+        if stream.selected_alpn_protocol() != ALPN:
+            await trio.aclose_forcefully(stream)
+            raise TransportError(f"{target.authority} does not speak HTTP/2")
+        return stream, certificate_names(stream.getpeercert())
+
+    async def dial_bulk(self, target: Target) -> tuple[TlsStream, CertificateNames] | None:
+        """A stream for HTTP/1.1; None where the peer takes HTTP/2 only."""
+        if self._tls is None:
+            raise TransportError(f"{target.base_uri} wants TLS, for which this node has no certificate")
+        stream = await self._dial_secure(target, self._tls.bulk_client)
+        if stream.selected_alpn_protocol() != BULK_ALPN:
+            await trio.aclose_forcefully(stream)
+            return None
+        return stream, certificate_names(stream.getpeercert())
+
+    async def _dial_secure(self, target: Target, context: ssl.SSLContext) -> TlsStream:
+        stream = TlsStream(await _connect(target), context, server_hostname=target.host)
         try:
             await stream.do_handshake()
         except trio.BrokenResourceError as error:
@@ -78,10 +98,7 @@ class WireDialer:
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
-        if stream.selected_alpn_protocol() != ALPN:
-            await trio.aclose_forcefully(stream)
-            raise TransportError(f"{target.authority} does not speak HTTP/2")
-        return stream, certificate_names(stream.getpeercert())
+        return stream
 
     def admit(self, target: Target, names: CertificateNames | None) -> None:
         """Is a peer with these names the one at the target's base URI?"""
@@ -107,6 +124,7 @@ class WireClient:
         self._settings: Final = settings
         self._clock: Final = clock
         self._pools: Final[dict[tuple[str, str, int, bool], PeerPool]] = {}
+        self._bulk_pools: Final[dict[tuple[str, int], BulkPool]] = {}
         self._targets: Final[dict[str, Target]] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -118,11 +136,11 @@ class WireClient:
             try:
                 while True:
                     await self._clock.sleep_until(self._clock.now() + TEND_S)
-                    for pool in self._pools.values():
+                    for pool in self._every_pool():
                         pool.tend(self._clock.now())
             finally:  # before the connections end: whoever loses one must not look for another
                 self._nursery = None
-                for pool in self._pools.values():
+                for pool in self._every_pool():
                     pool.close()
 
     def transport(self, caller: Peer, *, named: bool) -> "WireTransport":
@@ -131,20 +149,26 @@ class WireClient:
 
     def retire(self) -> None:
         """Have new requests make new connections, after a reload of certificates."""
-        for pool in self._pools.values():
+        for pool in self._every_pool():
             pool.retire()
 
     @property
     def connections(self) -> int:
         """Those that are open, to all peers."""
-        return sum(pool.connections for pool in self._pools.values())
+        return sum(pool.connections for pool in self._every_pool())
 
     async def exchange(self, base_uri: str, request: Request, speaks_as: str | None) -> Response:
         """As WireTransport.exchange, for the role at `speaks_as`."""
         target = self._target(base_uri)
-        pool = self._pool(target, waits="prefer" in request.headers)
         head = _head(target, request, speaks_as)
         admit = partial(self._dialer.admit, target)
+        if request.bulk and target.scheme == "https":
+            bulk_pool = self._bulk_pool(target)
+            if bulk_pool.usable:
+                response = await bulk_pool.exchange(head, request.body, admit)
+                if response is not None:
+                    return response
+        pool = self._pool(target, waits="prefer" in request.headers)
         return await pool.exchange(head, request.body, request.method == "GET", admit)
 
     def _target(self, base_uri: str) -> Target:
@@ -167,10 +191,27 @@ class WireClient:
             self._pools[key] = pool
         return pool
 
+    def _bulk_pool(self, target: Target) -> BulkPool:
+        key = (target.host, target.port)
+        pool = self._bulk_pools.get(key)
+        if pool is None:
+            if self._nursery is None:
+                raise TransportError("the node stops, or has not started")
+            if len(self._bulk_pools) >= POOLS_LIMIT:
+                self._forget()
+            pool = BulkPool(partial(self._dialer.dial_bulk, target), self._settings, self._clock, self._nursery)
+            self._bulk_pools[key] = pool
+        return pool
+
+    def _every_pool(self) -> list[PeerPool | BulkPool]:
+        return [*self._pools.values(), *self._bulk_pools.values()]
+
     def _forget(self) -> None:
         for key in [key for key, pool in self._pools.items() if pool.unused]:
             del self._pools[key]
-        if len(self._pools) >= POOLS_LIMIT:
+        for place in [place for place, pool in self._bulk_pools.items() if pool.unused]:
+            del self._bulk_pools[place]
+        if max(len(self._pools), len(self._bulk_pools)) >= POOLS_LIMIT:
             raise TransportError(f"{POOLS_LIMIT} peers have connections already")
 
 

@@ -71,6 +71,7 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabula
         assert _wants(span.judge, span), "a judge needs a row for each value, of proposed tokens for each token"
         assert span.start <= table.length, "no hole before a span"
         assert end <= table.capacity_tokens, "pages are reserved before a pass"
+        assert table.may_write(span.start, end), "what is named does not change"
         assert 0 <= min(span.tokens) <= max(span.tokens) < vocabulary, "token ids are checked where they come in"
         segments.append(Segment(first=len(tokens), count=count, length=end, pages=tuple(table.pages)))
         tokens += span.tokens

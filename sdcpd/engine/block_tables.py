@@ -32,12 +32,31 @@ class BlockTable:
         self.pages += self._pool.allocate(missing)
         return True
 
+    def place(self, place: int, page: int) -> None:
+        """Share `page` as the sequence's page at `place`, whose positions are valid then, as all before it are."""
+        end = (place + 1) * self._pool.page_tokens
+        assert end - self._pool.page_tokens <= self.length, "no hole before a block"
+        assert place <= len(self.pages)
+        if place == len(self.pages):
+            self._pool.retain([page])
+            self.pages.append(page)
+        elif self.pages[place] != page:
+            self._pool.retain([page])
+            self._pool.release([self.pages[place]])
+            self.pages[place] = page
+        self.length = max(self.length, end)
+
+    def may_write(self, start: int, end: int) -> bool:
+        """Whether none of the pages of positions start to end - 1 is a block, which others may be reading."""
+        size = self._pool.page_tokens
+        return not any(map(self._pool.named, self.pages[start // size : -(-end // size)]))
+
     def truncate(self, length: int) -> None:
         """Keep `length` valid positions; pages wholly past them go back to the pool, reserved ones too."""
         assert 0 <= length <= self.length, "only valid positions can be kept"
         self.length = length
         kept = -(-length // self._pool.page_tokens)
-        self._pool.release(self.pages[kept:])
+        self._pool.release(reversed(self.pages[kept:]))  # of a chain of blocks the first are of use longest
         del self.pages[kept:]
 
     def close(self) -> None:

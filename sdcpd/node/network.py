@@ -62,7 +62,14 @@ class Network:
             )
             for role, door in self._doors.items()
         ]
-        self._server = PeerServer(PeerApp(self._failures.report, mounts), config.sdcp, clock, self._tls)
+        cache = [mount for mount in mounts if mount.prefix.endswith("/cache/")]
+        self._server = PeerServer(
+            PeerApp(self._failures.report, mounts),
+            config.sdcp,
+            clock,
+            self._tls,
+            bulk=PeerApp(self._failures.report, cache, partial=True),
+        )
 
     async def start(self, stages: Stages) -> None:
         """Connections first, then the port. Raises PeerListenFailed."""

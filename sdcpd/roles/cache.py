@@ -52,7 +52,7 @@ from sdcpd.cache.log_requests import (
     read_log_records,
 )
 from sdcpd.cache.log_store import LogStore
-from sdcpd.cache.refs import LogName, RecordName, directory_path, parse_path
+from sdcpd.cache.refs import LogName, RecordName, directory_path, is_record, parse_path, scope_path
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.protocol.problems import (
     Conflict,
@@ -66,7 +66,7 @@ from sdcpd.protocol.problems import (
     UnknownResource,
 )
 from sdcpd.protocol.terms import session_path_id
-from sdcpd.roles.object_cache import RETRY_AFTER_S, ObjectCache, ObjectCacheSnapshot, allow
+from sdcpd.roles.object_cache import RETRY_AFTER_S, ObjectCache, ObjectCacheSnapshot, ScopePurged, allow
 from sdcpd.roles.ports import Peer, Ports
 from sdcpd.roles.waits import Changes
 
@@ -76,6 +76,9 @@ READ_TRIES: Final = 3
 """A log may be moved while it is read, and moved again; more often would be a fault of ours."""
 FACTS_TOLD: Final = 100
 """Lines of one report; a badly damaged journal may hold a fact for each of its logs."""
+
+PURGED_TOGETHER: Final = 256
+"""Removals that share a sync, of which others' appends then wait for one."""
 
 LISTED_LIMIT: Final = 256
 """Records of one page of a directory, which takes some 25 KiB."""
@@ -265,6 +268,34 @@ class Cache(ObjectCache):
         entries = self._running().list_records(directory_path(scope), behind, LISTED_LIMIT + 1)
         listed = [(_record_name(entry.name), entry.tag) for entry in entries[:LISTED_LIMIT]]
         return listed, len(entries) > LISTED_LIMIT
+
+    # Tenant erasure
+
+    async def purge(self, peer: Peer, scope: bytes | None, *, force: bool) -> ScopePurged:
+        """Forget all of a scope, its logs and directory records included. Unless forced, not while logs are open."""
+        allow(peer, frozenset({"operator"}), "purge scopes")
+        names, open_logs = self._running().names_below(scope_path(scope) + "/")
+        if open_logs and not force:
+            raise Conflict(f"{len(open_logs)} logs of this scope are open: end their sessions first, or force it")
+        gone = self.purge_scope(scope, force=force)
+        left: list[LogOutcome] = []
+        for start in range(0, len(names), PURGED_TOGETHER):
+            async with trio.open_nursery() as nursery:
+                for name in names[start : start + PURGED_TOGETHER]:
+                    nursery.start_soon(self._purge_log, name, left)
+        if left:
+            raise _problem(left[0])
+        records = sum(is_record(name) for name in names)
+        return msgspec.structs.replace(gone, logs=len(names) - records, records=records)
+
+    async def _purge_log(self, name: str, left: list[LogOutcome]) -> None:
+        """Problems are noted in `left`, since they must not take the other removals along."""
+        try:
+            outcome = await self._submit(RemoveLog(name=name))
+        except Overloaded as problem:
+            outcome = LogUnavailable(problem.detail)
+        if not isinstance(outcome, LogRemoved | LogMissing):
+            left.append(outcome)
 
     # The queue
 

@@ -7,6 +7,8 @@ may wait for an object that is still to be written, which hides the upload of dr
 Who may do what (decision 112): objects are written by whoever makes their kind, and read and leased by routers,
 verifiers and drafters. A lease is its taker's own. Removing an object that somebody else holds is refused, to its
 writer and to operators alike: no lease lasts longer than `max_lease_ttl_s` unless its taker is alive and renews it.
+Purging a scope, all of it, is the operators', and refused while somebody still needs what is there, unless it is
+forced.
 """
 
 from collections.abc import Sequence
@@ -20,14 +22,17 @@ from sdcpd.cache.leases import Lease, LeaseForeign, LeaseLapsed, LeasesFull
 from sdcpd.cache.object_store import (
     ObjectContent,
     ObjectDiffers,
+    ObjectFacts,
     ObjectFull,
     ObjectHeld,
     ObjectRemoved,
     ObjectsLeased,
     ObjectStore,
     ObjectStored,
+    ObjectTagMismatch,
+    object_tag,
 )
-from sdcpd.cache.refs import ObjectKind, ObjectName
+from sdcpd.cache.refs import ObjectKind, ObjectName, scope_path
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.protocol.problems import (
     Forbidden,
@@ -47,6 +52,9 @@ RETRY_AFTER_S: Final = 1
 LEASE_ID_BYTES: Final = 16
 CODED_AT_ONCE: Final = 4
 """Bodies being packed or unpacked. A small one may become one of the largest size until it is stored or refused."""
+
+INLINE_BYTES: Final = 256 << 10
+"""A digest of so much takes less time than handing it to a worker may."""
 
 OBJECT_READERS: Final = frozenset({"verifier", "router", "drafter"})
 OBJECT_WRITERS: Final = {
@@ -68,8 +76,19 @@ class ObjectCacheSnapshot(Struct, frozen=True, kw_only=True):
 
     objects: int
     object_bytes: int
+    object_hits: int
+    object_misses: int
     leases: int
     waiting_object_reads: int
+
+
+class ScopePurged(Struct, frozen=True, kw_only=True):
+    """How much of a scope is gone."""
+
+    objects: int = 0
+    blocks: int = 0
+    logs: int = 0
+    records: int = 0
 
 
 class LeaseGranted(Struct, frozen=True):
@@ -114,14 +133,36 @@ class ObjectCache:
         return ObjectCacheSnapshot(
             objects=objects.objects,
             object_bytes=objects.object_bytes,
+            object_hits=objects.hits,
+            object_misses=objects.misses,
             leases=objects.leases,
             waiting_object_reads=self._waiting_object_reads,
         )
 
+    def age_s(self, content: ObjectContent) -> float:
+        """How long ago an object was stored."""
+        return self._ports.clock.now() - content.stored
+
+    async def tag_of(self, octets: bytes) -> str:
+        """The entity tag of an object with this content, made by a worker where it takes long."""
+        if len(octets) <= INLINE_BYTES:
+            return object_tag(octets)
+        return await self._ports.workers.run(object_tag, octets)
+
     async def create_object(
-        self, peer: Peer, name: ObjectName, octets: bytes, ttl_s: float | None = None, *, packed: bool = False
+        self,
+        peer: Peer,
+        name: ObjectName,
+        octets: bytes,
+        ttl_s: float | None = None,
+        *,
+        packed: bool = False,
+        tag: str | None = None,
     ) -> ObjectStored:
-        """Store an object once, for `ttl_s`. `packed`: the octets are in gzip coding; the object is what they hold."""
+        """Store an object once, for `ttl_s`. `packed`: the octets are in gzip coding; the object is what they hold.
+
+        `tag`: `tag_of` the octets as they came, where the caller has it.
+        """
         allow(peer, OBJECT_WRITERS[name.kind], f"write objects of kind {name.kind.value}")
         limit_bytes = self._settings.max_object_bytes
         if len(octets) > limit_bytes:
@@ -129,7 +170,9 @@ class ObjectCache:
         if packed:
             async with self._coding:
                 octets = await self._ports.workers.run(unpack, octets, limit_bytes)
-        match self._objects.create(name.path, octets, self._ports.clock.now(), ttl_s):
+        if packed or tag is None:
+            tag = await self.tag_of(octets)
+        match self._objects.create(name.path, octets, self._ports.clock.now(), ttl_s, tag=tag):
             case ObjectStored() as stored:
                 awaited = self._awaited.get(name.path)
                 if awaited is not None:
@@ -155,14 +198,38 @@ class ObjectCache:
         async with self._coding:
             return await self._ports.workers.run(pack, content.octets)
 
-    async def remove_object(self, peer: Peer, name: ObjectName) -> None:
-        """Forget an object before its time. One that is not there is removed already."""
+    async def remove_object(self, peer: Peer, name: ObjectName, if_match: str | None = None) -> None:
+        """Forget an object before its time, if it has this tag. One that is not there is removed already."""
         allow(peer, OBJECT_WRITERS[name.kind] | {"operator"}, f"remove objects of kind {name.kind.value}")
-        match self._objects.remove(name.path, peer.uri, self._ports.clock.now()):
+        match self._objects.remove(name.path, peer.uri, self._ports.clock.now(), if_match):
             case ObjectRemoved():
                 return
+            case ObjectTagMismatch():
+                raise PreconditionFailed("the object has another tag")
             case ObjectHeld():
                 raise ObjectLeased("another peer's lease holds this object", retry_after_s=RETRY_AFTER_S)
+
+    async def has_object(self, peer: Peer, name: ObjectName) -> bool:
+        """Is it there now?"""
+        allow(peer, OBJECT_READERS, "read objects")
+        return self._objects.has(name.path, self._ports.clock.now())
+
+    async def purge(self, peer: Peer, scope: bytes | None, *, force: bool) -> ScopePurged:
+        """Forget all of a scope. Unless forced, not while a lease holds something there."""
+        allow(peer, frozenset({"operator"}), "purge scopes")
+        return self.purge_scope(scope, force=force)
+
+    def purge_scope(self, scope: bytes | None, *, force: bool) -> ScopePurged:
+        """As `purge`, for whoever may. Raises ObjectLeased."""
+        place = scope_path(scope) + "/"
+        held = self._objects.held_below(place, self._ports.clock.now())
+        if held and not force:
+            raise ObjectLeased(f"leases hold {held} objects of this scope; wait for their end, or force it")
+        return ScopePurged(objects=self._objects.purge(place))
+
+    def object_facts(self, place: str = "") -> list[ObjectFacts]:
+        """All objects below this path, for operators."""
+        return self._objects.facts(self._ports.clock.now(), place)
 
     # Leases
 

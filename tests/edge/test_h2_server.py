@@ -16,6 +16,7 @@ from hyperframe.frame import PingFrame
 from trio.testing import lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
 from sdcpd.edge.h2_frames import FRAME_BYTES, READ_BYTES, STREAM_WINDOW_BYTES, UNSENT_LIMIT_BYTES, Frames
+from sdcpd.edge.h2_server import PeerConnection
 from sdcpd.edge.identity import CertificateNames, CertifiedIdentity
 from sdcpd.edge.peer_server import PeerServer
 from sdcpd.edge.transport import Handler, Request, Response
@@ -370,6 +371,7 @@ async def test_a_peer_that_pings_and_reads_nothing_fills_no_memory(autojump_cloc
                 await s.peer.stream.send_all(pings)
                 await wait_all_tasks_blocked()
                 for connection in s.server._connections:
+                    assert isinstance(connection, PeerConnection)
                     assert connection._h2.unsent_bytes <= UNSENT_LIMIT_BYTES + READ_BYTES
                 await trio.sleep(0.01)
         await s.ended.wait()

@@ -9,11 +9,22 @@ from typing import cast
 
 import pytest
 import trio
+from msgspec import UNSET
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from sdcpd.cache.refs import ObjectKind, log_reference, object_reference
+from sdcpd.cache.refs import ObjectKind, log_reference, object_reference, scope_path
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.edge.cache_messages import CACHE_TYPE, LeaseAnswer, LeaseRenewal, LeaseRequest
+from sdcpd.edge.cache_batch import BATCH_LIMIT_BYTES, ITEMS_LIMIT
+from sdcpd.edge.cache_messages import (
+    CACHE_TYPE,
+    BatchAnswer,
+    BatchItem,
+    BatchRequest,
+    LeaseAnswer,
+    LeaseRenewal,
+    LeaseRequest,
+    PurgeAnswer,
+)
 from sdcpd.edge.dispatch import object_cache_dispatcher
 from sdcpd.edge.http_fields import content_digest
 from sdcpd.edge.object_routes import ROWS_TYPE
@@ -467,3 +478,106 @@ async def test_many_wait_while_others_are_served() -> None:
             assert isinstance(refused, StoreRefused)
             assert refused.status == 503
             await w.put(b"rows")
+
+
+async def test_an_answer_says_where_it_was_and_for_how_long(autojump_clock: MockClock) -> None:
+    """5.3, Read: "Response tells tier and age"."""
+    async with world() as w:
+        await w.put(LARGE)
+        await trio.sleep(7.5)
+        for method, wanted in (("GET", ""), ("HEAD", ""), ("GET", "bytes=0-1")):
+            found = await w.ask("verifier", method, PATH, range=wanted)
+            assert (found.headers["kvsp-tier"], found.headers["age"]) == ("host", "7")
+
+
+@pytest.mark.parametrize(
+    ("wish", "status"),
+    [
+        ({"kvsp_class": "object", "kvsp_tier": "host", "kvsp_replicas": "1"}, 201),
+        ({"kvsp_class": "block"}, 400),
+        ({"kvsp_tier": "disk"}, 501),
+        ({"kvsp_pin": "hard"}, 501),
+        ({"kvsp_replicas": "2"}, 501),
+    ],
+)
+async def test_wishes_are_honoured_or_refused(wish: dict[str, str], status: int) -> None:
+    """5.3, Placement: "pins are honoured or refused, never silently dropped"."""
+    async with world() as w:
+        assert (await w.put(b"rows", **wish)).status == status
+
+
+async def test_a_removal_may_name_the_content() -> None:
+    """5.3, Delete: "`DELETE`, optional `If-Match`; 204, idempotent (404 counts as done)"."""
+    async with world() as w:
+        await w.put(b"rows")
+        assert (await w.ask("drafter", "DELETE", PATH, if_match=tag(b"other"))).status == 412
+        assert (await w.ask("drafter", "DELETE", PATH, if_match="W/" + tag(b"rows"))).status == 412
+        assert (await w.ask("drafter", "DELETE", PATH, if_match="rows")).status == 400
+        assert (await w.ask("drafter", "DELETE", PATH, if_match=tag(b"rows"))).status == 204
+        assert (await w.ask("drafter", "DELETE", PATH, if_match=tag(b"rows"))).status == 204
+
+
+def batch(*items: BatchItem) -> bytes:
+    return encode(BatchRequest(items=items))
+
+
+async def test_a_batch_carries_out_each_of_its_items() -> None:
+    """5.3, Batch: "get, put, exists on many names; per-item status; no cross-item atomicity"."""
+    tokens = TOKENS.removeprefix(BASE)
+    items = (
+        BatchItem(op="put", name=PATH, octets=b"rows", ttl_ms=5000),
+        BatchItem(op="put", name=PATH, octets=b"other"),
+        BatchItem(op="get", name=PATH),
+        BatchItem(op="exists", name=PATH),
+        BatchItem(op="exists", name=MORE_PATH),
+        BatchItem(op="put", name=tokens, octets=b"\x80"),
+        BatchItem(op="get", name="v1/s/-/l/AAAAAAAAAAAAAAAAAAAAAA"),
+        BatchItem(op="get", name="nonsense"),
+    )
+    async with world() as w:
+        answered = await w.ask("drafter", "POST", "batch", batch(*items), content_type=CACHE_TYPE)
+        results = decode(answered.body, BatchAnswer).results
+        assert [one.status for one in results] == [201, 412, 200, 200, 404, 403, 404, 404]
+        assert (results[2].octets, results[2].tag) == (b"rows", tag(b"rows"))
+        assert results[3].octets is UNSET
+        for role, status in (("operator", 403), ("client", 403), ("router", 200), ("verifier", 200)):
+            assert (await w.ask(role, "POST", "batch", batch(), content_type=CACHE_TYPE)).status == status
+
+
+async def test_a_batch_is_bounded() -> None:
+    async with world() as w:
+        many = batch(*[BatchItem(op="exists", name=PATH)] * (ITEMS_LIMIT + 1))
+        assert (await w.ask("router", "POST", "batch", many, content_type=CACHE_TYPE)).status == 413
+        await w.put(bytes(BATCH_LIMIT_BYTES - 10))
+        gets = batch(*[BatchItem(op="get", name=PATH)] * 2)
+        answered = await w.ask("verifier", "POST", "batch", gets, content_type=CACHE_TYPE)
+        assert [one.status for one in decode(answered.body, BatchAnswer).results] == [200, 413]
+        assert (await w.ask("router", "POST", "batch", batch(), content_type="text/plain")).status == 415
+
+
+async def test_a_scope_is_purged_by_operators() -> None:
+    """5.3, Purge. What a lease holds goes only by force, and what is in another scope stays."""
+    scope = bytes(range(16, 32))
+    ours, theirs = (object_reference(BASE, each, SESSION, 1, 1, ObjectKind.Q) for each in (scope, None))
+    async with world() as w:
+        drafter = w.client("drafter")[0]
+        for ref in (ours, theirs):
+            await drafter.publish(ref, b"rows", ttl_ms=10_000)
+        await w.client("verifier")[0].lease(BASE, [ours], 5000)
+        place = scope_path(scope)
+        for role, query, status in (
+            ("router", "", 403),
+            ("operator", "", 423),
+            ("operator", "force=2", 400),
+            ("operator", "force=1", 200),
+            ("operator", "", 200),
+        ):
+            purge = Request("DELETE", place, query)
+            answered = await w.network.transport(PEERS[role]).exchange(BASE, purge)
+            assert answered.status == status, (role, query)
+            if status == 200:
+                gone = 1 if query else 0
+                assert decode(answered.body, PurgeAnswer) == PurgeAnswer(objects=gone, blocks=0, logs=0, records=0)
+        assert await w.client("verifier")[0].fetch(ours) == Missing()
+        assert isinstance(await w.client("verifier")[0].fetch(theirs), Content)
+        assert (await w.ask("operator", "DELETE", "v1/s/nonsense")).status == 404

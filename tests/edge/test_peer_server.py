@@ -37,7 +37,7 @@ async def test_who_is_not_let_in(authority: Authority, tmp_path: Path) -> None:
             assert "CERTIFICATE_REQUIRED" in await refusal(served, client_context(None, good.ca))
             assert "UNKNOWN_CA" in await refusal(served, client_context(stranger.issue(DRAFTER.uri), good.ca))
             web = client_context(good, good.ca)
-            web.set_alpn_protocols(["http/1.1"])
+            web.set_alpn_protocols(["http/1.0"])
             assert await refusal(served, web) == "closed"
             plain = await trio.open_tcp_stream("127.0.0.1", served.bound.port)
             await plain.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")

@@ -28,6 +28,7 @@ from sdcpd.protocol.problems import (
 )
 from sdcpd.protocol.terms import Action
 from sdcpd.roles.cache import AppendUnsettled, Cache
+from sdcpd.roles.object_cache import ScopePurged
 from sdcpd.roles.ports import Peer, Peers, Ports, Workers
 from tests.cache.log_tools import EMPTY, commit, end, fence
 from tests.cache.sim_disk import SimDisk
@@ -501,3 +502,33 @@ async def test_two_roles_never_share_a_directory() -> None:
         second = Cache(CacheSettings(), ports(InlineWorkers(), CountingMeters()), r.disk)
         with pytest.raises(StateInUse):
             await second.run()
+
+
+async def test_a_scope_is_purged_of_logs_and_records_too() -> None:
+    """5.3, Purge: "Tenant erasure; refused while logs are open unless forced"."""
+    scope = bytes(range(16))
+    there = LogName(scope=scope, session=bytes(16)), RecordName(scope=scope, session=bytes(16))
+    async with running() as r:
+        for name in (LOG, there[0]):
+            await r.cache.create_log(VERIFIER, name, 1)
+        await r.cache.write_record(ROUTER, there[1], b"\xa0", None)
+        with pytest.raises(Forbidden):
+            await r.cache.purge(ROUTER, scope, force=True)
+        with pytest.raises(Conflict, match="1 logs of this scope are open"):
+            await r.cache.purge(OPERATOR, scope, force=False)
+        await r.cache.append_log(ROUTER, there[0], 1, end(1), EMPTY)
+        assert await r.cache.purge(OPERATOR, scope, force=False) == ScopePurged(logs=1, records=1)
+        with pytest.raises(UnknownResource):
+            await r.cache.read_log(VERIFIER, there[0])
+        assert (await r.cache.read_log(VERIFIER, LOG)).tag == EMPTY
+        assert await r.cache.purge(OPERATOR, None, force=True) == ScopePurged(logs=1)
+
+
+async def test_a_purge_that_the_disk_refuses_says_so() -> None:
+    async with running() as r:
+        await r.cache.create_log(VERIFIER, LOG, 1)
+        r.disk.fail_sync = lambda name: True
+        with pytest.raises(AppendUnsettled):
+            await r.cache.purge(OPERATOR, None, force=True)
+        with pytest.raises(Overloaded):
+            await r.cache.purge(OPERATOR, None, force=True)

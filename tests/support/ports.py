@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import trio
 
-from sdcpd.cache.refs import parse_reference, record_reference
+from sdcpd.cache.refs import RecordName, parse_reference, record_reference
 from sdcpd.protocol.commit_log import CommitRecord, FenceRecord, log_tag, read_records
 from sdcpd.protocol.messages import Event, Status
 from sdcpd.roles.ports import (
@@ -176,8 +176,9 @@ class MemoryLogs(Objects):
 
     async def list_records(self, base: str, scope: bytes | None, after: bytes | None = None) -> ListOutcome:
         """Pages of two, in the order of their paths."""
-        names = (parse_reference(ref) for ref in sorted(self.records))
-        here = [name.name.session for name in names if name.base == base and name.name.scope == scope]
+        found = [parse_reference(ref) for ref in sorted(self.records)]
+        names = [each.name for each in found if each.base == base and each.name.scope == scope]
+        here = [name.session for name in names if isinstance(name, RecordName)]
         start = 0 if after is None else here.index(after) + 1
         page = here[start : start + 2]
         tags = (log_tag([self.records[record_reference(base, scope, session)]]) for session in page)

@@ -14,7 +14,7 @@ import trio
 from msgspec import Struct
 
 from sdcpd.cache.refs import LogName, RecordName
-from sdcpd.edge.cache_messages import CACHE_TYPE, LeaseRenewal, LeaseRequest
+from sdcpd.edge.cache_messages import CACHE_TYPE, BatchItem, BatchRequest, LeaseRenewal, LeaseRequest
 from sdcpd.edge.cache_routes import LOG_TYPE
 from sdcpd.edge.object_routes import ROWS_TYPE, TOKENS_TYPE
 from sdcpd.edge.problem_body import refusal
@@ -75,6 +75,8 @@ cache    PUT    record, new           201     403      403   403      403    403
 cache    GET    record                200     403      403   403      403    403
 cache    DELETE record                204     403      403   403      204    403
 cache    GET    directory             200     403      403   403      403    403
+cache    POST   batch                 200     200      200   403      403    403
+cache    DELETE scope                 403     403      403   403      409    403
 """
 """NOT: 403 with the problem type sdcp-not-assigned; 403: about:blank."""
 
@@ -171,6 +173,8 @@ def requests(w: RolesWorld, caller: Peer, digest: bytes) -> dict[str, Request]:
         "cache    GET    record": record_request("GET", 0),
         "cache    DELETE record": record_request("DELETE", 0),
         "cache    GET    directory": Request("GET", "v1/s/-/d"),
+        "cache    POST   batch": cbor("POST", "batch", BatchRequest(items=(BatchItem(op="exists", name=lasting),))),
+        "cache    DELETE scope": Request("DELETE", "v1/s/-"),  # in which logs are open
     }
 
 
@@ -226,7 +230,7 @@ def test_the_table_is_whole() -> None:
     """ "Table 1 lists ..." eight resources; 37 adds two, 45 one, 84 one."""
     lines = list(expected(None))
     assert len([line for line in lines if not line.startswith("cache")]) == 8 + 2 + 1 + 1
-    assert len(lines) == len(set(lines)) == 38
+    assert len(lines) == len(set(lines)) == 40
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -71,6 +71,10 @@ class MemoryNetwork:
         self._nursery.start_soon(self._server.serve_stream, theirs, self._identity)
         return ours, self.names
 
+    async def dial_bulk(self, target: Target) -> None:
+        """There is no TLS here, in which HTTP/1.1 is chosen."""
+        await trio.lowlevel.checkpoint()
+
     def admit(self, target: Target, names: CertificateNames | None) -> None:
         return
 
@@ -144,15 +148,20 @@ class TlsWorld:
         port: int = 0,
         app: PeerApp | None = None,
         limit_bytes: int = LIMIT_BYTES,
+        bulk: bool = True,
         **settings: Any,
     ) -> Served:
+        """`bulk`: the same over HTTP/1.1, for those that ask for it."""
         handlers = handlers if handlers is not None else {"verifier": echo}
         made, failures = app_of(handlers, limit_bytes)
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
         port = listeners[0].socket.getsockname()[1]
         names = [f"https://127.0.0.1:{port}/{role}/" for role in handlers]
         tls = Tls(self.authority.issue(*names, "127.0.0.1"))  # the address is for tools that know of no base URIs
-        server = PeerServer(app or made, PeerServerSettings(**settings), TrioClock(), tls)
+        served_app = app or made
+        server = PeerServer(
+            served_app, PeerServerSettings(**settings), TrioClock(), tls, bulk=served_app if bulk else None
+        )
         served = Served(server, app or made, failures, PeerBound(host="127.0.0.1", port=port), tls)
 
         async def run(task_status: trio.TaskStatus[PeerBound]) -> None:

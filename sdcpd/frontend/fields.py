@@ -57,7 +57,6 @@ COMMON: Final[Mapping[str, Neutral]] = {
     "frequency_penalty": ZERO,
     "presence_penalty": ZERO,
     "logit_bias": Neutral(_is({}), "{}"),
-    "n": Neutral(_is(1), "1"),
     "user": STRING,  # an identifier for abuse reports; there is nobody to report to
     "metadata": Neutral(_is_text_map, "an object of strings"),  # labels for a dashboard that does not exist here
     "store": FALSE,
@@ -120,6 +119,18 @@ COMPLETION: Final[Mapping[str, Neutral]] = {
     "logprobs": NEVER,  # 0 asks for the log-probability of each chosen token
     "suffix": Neutral(_is(""), '""'),
     "add_special_tokens": TRUE,
+}
+
+TEXT_TOKENS: Final[Mapping[str, Neutral]] = {
+    "mm_processor_kwargs": NEVER,
+}
+
+MESSAGE_TOKENS: Final[Mapping[str, Neutral]] = {
+    "add_special_tokens": FALSE,
+    "chat_template": NEVER,
+    "continue_final_message": FALSE,
+    "mm_processor_kwargs": NEVER,
+    "tools": EMPTY_LIST,
 }
 
 STREAM_OPTIONS: Final[Mapping[str, Neutral]] = {

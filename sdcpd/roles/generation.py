@@ -32,6 +32,10 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     Temperature 0 is greedy, rule 1. Above it `top_k` (0: off) and `top_p_milli` (1000: off) apply; without a `seed` by
     rule 2, with one by rule 65281, under which the text is a function of prompt, profile and seed (decision 115).
     `rule` overrides the choice between the two: rule 2 with a seed has its draws fixed, but not its text.
+
+    `m_max` bounds the length of proposals below what the model's ladder says. `traffic_class` names how the session is
+    treated where load is distributed. `scope`, 16 octets, keeps what is cached and learned of it apart from sessions of
+    other scopes (draft 4.1); `group` is whom it belongs to, in the operator's words.
     """
 
     model: str
@@ -44,6 +48,10 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top_p_milli: int = 1000
     seed: int | None = None
     rule: int | None = None
+    m_max: int | None = None
+    traffic_class: str | None = None
+    scope: bytes | None = None
+    group: str | None = None
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -53,6 +61,15 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     context_tokens: int
     vocabulary: int
     ready: bool
+
+
+class Passage(Struct, frozen=True, kw_only=True):
+    """What became of a session on its way, for a client that asks: how often it went on at another verifier or another
+    life of the same one, and with another drafter. `cached_tokens`: of the prompt, taken from a cache."""
+
+    failovers: int = 0
+    drafter_switches: int = 0
+    cached_tokens: int = 0
 
 
 class GenerationRefused(Exception):
@@ -80,6 +97,10 @@ class Generation(Protocol):
     @property
     def session(self) -> bytes:
         """The session identifier, 16 octets."""
+        ...
+
+    def passage(self) -> Passage:
+        """As far as it is known now."""
         ...
 
     def pages(self) -> AsyncIterator[Output]:

@@ -221,6 +221,9 @@ class Router:
             raise GenerationRefused("unknown_model", f"there is no model {request.model[:256]!r}", param="model")
         check_tokens(request)
         check_sampling(request)
+        if request.traffic_class is not None:
+            detail = f"there is no traffic class {request.traffic_class[:128]!r} at this router"
+            raise GenerationRefused("invalid", detail, param="speculation.class")
         now = self._ports.clock.now()
         verifiers = self._fleet.verifiers(_need(model, rule_of(request)), now) if self._nursery is not None else ()
         if not verifiers:
@@ -386,6 +389,7 @@ class Router:
         session = self._ids.octets(16)
         assert session not in self._sessions, "random session ids do not meet"
         members = contract_members(self._ladders[model.name], max_new)
+        m_max = members.m_max if request.m_max is None else min(members.m_max, request.m_max)
         target = verifier.status.model
         assert not isinstance(target, UnsetType), "the fleet offers no verifier without a model"
         contract = Contract(
@@ -393,7 +397,7 @@ class Router:
             tokenizer=model.tokenizer,
             rule=rule_of(request),
             sampling=contract_sampling(request),
-            m_max=members.m_max,
+            m_max=m_max,
             max_new=max_new,
             stop=request.stop,
             low_rounds=members.low_rounds,
@@ -401,6 +405,7 @@ class Router:
             fallback=members.fallback,
             self_load=members.self_load,
             self_max=members.self_max,
+            scope=UNSET if request.scope is None else request.scope,
         )
         plan = self._plan(
             session,
@@ -409,7 +414,7 @@ class Router:
             verifier=verifier.uri,
             verifier_boot=verifier.boot,
             vocabulary=vocabulary_of(verifier),
-            m_init=members.m_init,
+            m_init=min(members.m_init, m_max),
             incarnation=FIRST_INCARNATION,
             speculation=request.speculation,
             model=model.name,
@@ -419,14 +424,18 @@ class Router:
         return SessionTask(placement, model=model.name, ports=self._ports, settings=self._settings)
 
     def _plan(self, session: bytes, contract: Contract, prompt: tuple[int, ...], **members: Any) -> Plan:
-        """What is fixed for a session of this router, new or taken up."""
+        """What is fixed for a session of this router, new or taken up.
+
+        Its log and objects lie in the contract's scope. Its record does not, so that a router finds all of its own.
+        """
+        scope = None if isinstance(contract.scope, UnsetType) else contract.scope
         return Plan(
             session=session,
             contract=contract,
             prompt=prompt,
             router=self._instance,
-            commit_log=log_reference(self._cache, None, session),
-            objects=object_reference(self._cache, None, session, 1, 0, ObjectKind.TOKENS).removesuffix("1/0/tokens"),
+            commit_log=log_reference(self._cache, scope, session),
+            objects=object_reference(self._cache, scope, session, 1, 0, ObjectKind.TOKENS).removesuffix("1/0/tokens"),
             record=record_reference(self._cache, None, session),
             nonce=self._nonces.octets(8).hex(),
             jitter=0.5 + self._jitter.uniform() / 2,

@@ -53,7 +53,6 @@ COMMON: Final[Mapping[str, Neutral]] = {
     "frequency_penalty": ZERO,
     "presence_penalty": ZERO,
     "logit_bias": Neutral(_is({}), "{}"),
-    "n": Neutral(_is(1), "1"),
     "store": FALSE,
     # Extensions of other servers that clients send along, mostly at their defaults.
     "repetition_penalty": ONE,
@@ -114,6 +113,18 @@ COMPLETION: Final[Mapping[str, Neutral]] = {
     "logprobs": NEVER,  # 0 asks for the log-probability of each chosen token
     "suffix": Neutral(_is(""), '""'),
     "add_special_tokens": TRUE,
+}
+
+TEXT_TOKENS: Final[Mapping[str, Neutral]] = {
+    "mm_processor_kwargs": NEVER,
+}
+
+MESSAGE_TOKENS: Final[Mapping[str, Neutral]] = {
+    "add_special_tokens": FALSE,
+    "chat_template": NEVER,
+    "continue_final_message": FALSE,
+    "mm_processor_kwargs": NEVER,
+    "tools": EMPTY_LIST,
 }
 
 STREAM_OPTIONS: Final[Mapping[str, Neutral]] = {

@@ -14,7 +14,7 @@ string. Tokens committed behind that (others of the same page) never reach text 
 from collections.abc import Set as AbstractSet
 from typing import Final, Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from sdcpd.frontend.detokenizer import Detokenizer
 from sdcpd.frontend.stops import StopScanner
@@ -22,6 +22,15 @@ from sdcpd.protocol.messages import Output, SpeculationStats
 from sdcpd.protocol.terms import Action
 
 Finish = Literal["stop", "length", "error"]
+
+
+class Delta(Struct, frozen=True):
+    """What a page adds to an answer. False where that is nothing."""
+
+    text: str
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
 
 
 class Reply:
@@ -44,8 +53,8 @@ class Reply:
         then is what ends the session; after a stop token the final page is on its way and carries the statistics."""
         return self._final_seen or self._string_matched
 
-    def take(self, page: Output) -> str:
-        """The text that this page adds, possibly none. Must not be called once `settled`."""
+    def take(self, page: Output) -> Delta:
+        """What this page adds, possibly nothing. Must not be called once `settled`."""
         assert not self.settled, "a page after the last one"
         parts: list[str] = []
         for token in page.tokens:
@@ -65,7 +74,7 @@ class Reply:
                 else:
                     self.finish = "error"
                     self.reason = page.reason or "failed"
-        return "".join(parts)
+        return Delta("".join(parts))
 
     def _scan(self, text: str) -> str:
         scanned = self._scanner.push(text)

@@ -36,7 +36,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     `logprobs` k (0 to 20) asks for each token's log-probability and those of the k likeliest in its place: then each
     page has `logprobs`, one entry a token, which `protocol.logprobs.unpack_entry` opens (decision 114).
-    `facts` are what traffic classes look at; the router fills in model and temperature.
+    `facts` are what traffic classes look at; the router fills in model and temperature. `m_max` bounds the length of
+    proposals below what the model's ladder says. `scope`, 16 octets, keeps what is cached and learned of it apart from
+    sessions of other scopes (draft 4.1).
     """
 
     model: str
@@ -51,6 +53,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     rule: int | None = None
     logprobs: int | None = None
     facts: RequestFacts = RequestFacts()
+    m_max: int | None = None
+    scope: bytes | None = None
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -60,6 +64,15 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     context_tokens: int
     vocabulary: int
     ready: bool
+
+
+class Passage(Struct, frozen=True, kw_only=True):
+    """What became of a session on its way, for a client that asks: how often it went on at another verifier or another
+    life of the same one, and with another drafter. `cached_tokens`: of the prompt, taken from a cache."""
+
+    failovers: int = 0
+    drafter_switches: int = 0
+    cached_tokens: int = 0
 
 
 class GenerationRefused(Exception):
@@ -87,6 +100,10 @@ class Generation(Protocol):
     @property
     def session(self) -> bytes:
         """The session identifier, 16 octets."""
+        ...
+
+    def passage(self) -> Passage:
+        """As far as it is known now."""
         ...
 
     def pages(self) -> AsyncIterator[Output]:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from sdcpd.protocol.messages import Event, Output, Sampling, SessionState
 from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import (
+    FIRST_EPOCH,
     Accepted,
     AskState,
     Assign,
@@ -44,6 +45,7 @@ from sdcpd.protocol.placement_values import (
 from sdcpd.protocol.retry_lane import Step
 from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.adoption import Claimed
+from sdcpd.roles.generation import Passage
 from sdcpd.roles.ports import (
     Appended,
     AppendOutcome,
@@ -100,6 +102,7 @@ class SessionTask:
         self.started_at = ports.clock.now()
         self._ports = ports
         self._settings = settings
+        self._drafter_switches = 0
         self._left = False
         self._stopped = False
         self._output = Changes()  # the copy grew, or the session ended
@@ -187,6 +190,12 @@ class SessionTask:
         if self._nursery is not None:
             self._do(self.placement.set_sampling(sampling, self._ports.clock.now()))
 
+    def passage(self) -> Passage:
+        """See generation.Generation. Verifiers do not tell yet what of a prompt they had in a cache."""
+        return Passage(
+            failovers=self.placement.epoch - FIRST_EPOCH, drafter_switches=self._drafter_switches, cached_tokens=0
+        )
+
     def pages(self) -> AsyncIterator[Output]:
         """See generation.Generation."""
         return Pages(self)
@@ -231,6 +240,7 @@ class SessionTask:
         assert self._nursery is not None
         for step in steps:
             if isinstance(step, Moved):
+                self._drafter_switches += step.to is not None
                 self._ports.meters.count("reassignments_total", reason=step.reason)
                 self._log.info("session moved", reason=step.reason, to=step.to, round=self.round)
             elif isinstance(step, FailingOver):

@@ -84,8 +84,6 @@ def test_what_is_honoured() -> None:
         {"logit_bias": {}},
         {"response_format": {"type": "text"}},
         {"n": 1},
-        {"user": "u"},
-        {"metadata": {"a": "b"}},
         {"store": False},
         {"tools": []},
         {"tool_choice": "auto"},

@@ -64,6 +64,17 @@ async def test_a_key_takes_its_groups_scope_into_the_session(world: World) -> No
     assert first.scope == Caller(name="x", group="lab").scope == second.scope
 
 
+async def test_what_traffic_classes_look_at_reaches_the_router_and_secrets_do_not(world: World) -> None:
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}", "X-Team": "red", "cookie": "a=b"}
+    body = {**ASK, "user": "u", "metadata": {"kind": "edit"}, "speculation": {"class": "batch"}}
+    assert (await world.call("POST", "/v1/completions", json_body=body, headers=headers)).status == 200
+    facts = world.generations.requests[0].facts
+    assert (facts.user, facts.metadata, facts.asked) == ("u", (("kind", "edit"),), "batch")
+    names = {name for name, _ in facts.headers}
+    assert ("x-team", "red") in facts.headers
+    assert names.isdisjoint({"authorization", "cookie"})
+
+
 async def test_tokens_of_prompt_and_answer_count(world: World, autojump_clock: MockClock) -> None:
     assert (await world.call("POST", "/v1/completions", json_body=ASK, headers=keyed(SMALL))).status == 200
     refused = await world.call("POST", "/v1/completions", json_body=ASK, headers=keyed(SMALL))  # 2 + 6 of 8 are used

@@ -92,7 +92,7 @@ class Router:
         self._ladders: dict[str, Ladder] = {}
         self._traffic = Traffic((), {}, ports.meters, ports.randomness.stream("class shares"))
         self.take_ladders(ladders, settings.default_ladder, classes=classes)
-        self._fleet = Fleet(settings.max_instances)
+        self._fleet = Fleet(settings.max_instances, settings.affinity)
         self._sessions: OrderedDict[bytes, SessionTask] = OrderedDict()
         self._ended: OrderedDict[bytes, Ended] = OrderedDict()
         self._ids = ports.randomness.stream("session ids")
@@ -234,7 +234,8 @@ class Router:
         check_tokens(request)
         check_sampling(request)
         now = self._ports.clock.now()
-        verifiers = self._fleet.verifiers(_need(model, rule_of(request)), now) if self._nursery is not None else ()
+        need = _need(model, rule_of(request), self._settings.affinity.prefix(request.prompt))
+        verifiers = self._fleet.verifiers(need, now) if self._nursery is not None else ()
         if not verifiers:
             detail = f"no verifier serves {model.name} under acceptance rule {rule_of(request)} now"
             raise GenerationRefused("not_ready", detail, retry_after_s=1)
@@ -482,5 +483,5 @@ class _Block:
         self._task.leave()  # no-op when it has ended; nothing is awaited here, so a cancelled block leaves as well
 
 
-def _need(model: RoutedModel, rule: int = Rule.GREEDY) -> VerifierNeed:
-    return VerifierNeed(tokenizer=model.tokenizer, target=model.target, rule=rule)
+def _need(model: RoutedModel, rule: int = Rule.GREEDY, prefix: bytes | None = None) -> VerifierNeed:
+    return VerifierNeed(tokenizer=model.tokenizer, target=model.target, rule=rule, prefix=prefix)

@@ -82,8 +82,8 @@ class DrafterChoice:
             drafters=None if isinstance(contract.drafters, UnsetType) else contract.drafters,
             avoid=avoid,
             excluded={*self._excluded, *resting, *dropping},
-            prefix=self._prefix,
             methods=self._plan.methods,
+            prefix=self._prefix,
         )
         return self._fleet.choose_drafter(need, now)
 

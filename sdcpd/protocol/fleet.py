@@ -96,8 +96,8 @@ class DrafterNeed(Struct, frozen=True, kw_only=True):
     drafters: tuple[bytes, ...] | None
     avoid: str | None = None
     excluded: Collection[str] = ()
-    prefix: bytes | None = None
     methods: tuple[str, ...] = ()
+    prefix: bytes | None = None
 
 
 class VerifierNeed(Struct, frozen=True, kw_only=True):
@@ -192,28 +192,16 @@ class Fleet:
         """
         self._look(now)
         fit = [one for one in self._instances.values() if self._lives(one, now) and _can_draft(one, need)]
+        _, rank = min(((one.uri == need.avoid, _method_rank(one, need)) for one in fit), default=(False, 0))
+        fit = [one for one in fit if _method_rank(one, need) == rank]
         best = min((_lacking(one) for one in fit if one.status.accept_milli is not UNSET), default=0)
-        # The method comes before the home, so a home is looked for among those of the best method.
-        rank = min((_method_rank(one, need) for one in fit), default=0)
         home = self._home(
             need.prefix,
             # Nobody loses conversations for want of a figure: all would move when the first of two drafters has one.
-            {
-                one.uri: _busyness(one) + (best if one.status.accept_milli is UNSET else _lacking(one))
-                for one in fit
-                if _method_rank(one, need) == rank
-            },
+            {one.uri: _busyness(one) + (best if one.status.accept_milli is UNSET else _lacking(one)) for one in fit},
         )
         return min(
-            fit,
-            key=lambda one: (
-                one.uri == need.avoid,
-                _method_rank(one, need),
-                one.uri != home,
-                _drafter_cost(one),
-                one.uri,
-            ),
-            default=None,
+            fit, key=lambda one: (one.uri == need.avoid, one.uri != home, _drafter_cost(one), one.uri), default=None
         )
 
     def _home(self, prefix: bytes | None, costs: Mapping[str, int]) -> str | None:

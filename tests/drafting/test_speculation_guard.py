@@ -1,5 +1,7 @@
 """Speculation of a class goes off and on again by what its sessions show: hysteresis, probes, comparison."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -33,9 +35,6 @@ def session(
     )
 
 
-PLAIN = {"speculated": False}
-
-
 @pytest.mark.parametrize(
     ("setting", "band", "bad", "between", "good"),
     [
@@ -45,27 +44,19 @@ PLAIN = {"speculated": False}
     ],
 )
 def test_evidence_turns_it_off_and_probes_turn_it_on_again(
-    setting: str,
-    band: dict[str, float],
-    bad: dict[str, float],
-    between: dict[str, float] | None,
-    good: dict[str, float],
+    setting: str, band: dict[str, float], bad: dict[str, Any], between: dict[str, Any] | None, good: dict[str, Any]
 ) -> None:
     guard = guard_of(**{setting: band})
-    assert guard.ended(session(**bad)) is None  # type: ignore[arg-type]
-    assert guard.on, "one session is too few"
-    assert guard.ended(session(**bad)) == Turned(on=False, reason=setting)  # type: ignore[arg-type]
-    assert not guard.on
-    assert guard.reason == setting
+    assert guard.ended(session(**bad)) is None, "one session is too few"
+    assert guard.ended(session(**bad)) == Turned(on=False, reason=setting)
+    assert (guard.on, guard.reason) == (False, setting)
     for sample in (bad, between):
         if sample is not None:
-            for _ in range(4):
-                assert guard.ended(session(Mode.PROBE, **sample)) is None  # type: ignore[arg-type]
+            assert [guard.ended(session(Mode.PROBE, **sample)) for _ in range(4)] == [None] * 4
             assert not guard.on
-    turns = [guard.ended(session(Mode.PROBE, **good)) for _ in range(4)]  # type: ignore[arg-type]
+    turns = [guard.ended(session(Mode.PROBE, **good)) for _ in range(4)]
     assert [turn for turn in turns if turn is not None] == [Turned(on=True, reason=setting)]
-    assert guard.on
-    assert guard.reason is None
+    assert (guard.on, guard.reason) == (True, None)
 
 
 def test_between_off_and_on_it_stays_as_it_is() -> None:
@@ -117,7 +108,7 @@ def test_the_aim_is_held_against_sessions_without_speculation() -> None:
     for _ in range(4):
         assert guard.ended(session(ms=30.0)) is None, "missed, but nobody knows whether plain decoding does better"
     for _ in range(2):
-        guard.ended(session(Mode.COMPARED, ms=25.0, **PLAIN))
+        guard.ended(session(Mode.COMPARED, ms=25.0, speculated=False))
     assert guard.ended(session(ms=30.0)) == Turned(on=False, reason="target_ms_per_token")
     for _ in range(4):
         guard.ended(session(Mode.PROBE, ms=24.5))
@@ -129,7 +120,7 @@ def test_the_aim_is_held_against_sessions_without_speculation() -> None:
 def test_the_aim_alone_keeps_it_on_where_speculation_is_the_faster() -> None:
     guard = guard_of(target_ms_per_token=20, compare_share=0.1)
     for _ in range(4):
-        guard.ended(session(Mode.COMPARED, ms=40.0, **PLAIN))
+        guard.ended(session(Mode.COMPARED, ms=40.0, speculated=False))
         assert guard.ended(session(ms=30.0)) is None
     assert guard.on
 
@@ -149,17 +140,17 @@ def test_shares_are_shares_of_the_draws() -> None:
 def test_the_ratio_is_plain_time_over_speculating_time() -> None:
     guard = guard_of(compare_share=0.5)
     guard.ended(session(ms=10.0))
-    guard.ended(session(Mode.COMPARED, ms=30.0, **PLAIN))
+    guard.ended(session(Mode.COMPARED, ms=30.0, speculated=False))
     assert guard.ratio is None, "too few sessions on each side"
     guard.ended(session(ms=20.0))
-    guard.ended(session(Mode.COMPARED, ms=30.0, **PLAIN))
+    guard.ended(session(Mode.COMPARED, ms=30.0, speculated=False))
     assert guard.ratio == pytest.approx(2.0)
 
 
 def test_probes_and_fallen_back_sessions_are_in_neither_side() -> None:
     guard = guard_of(acceptance={"off": 0.2, "on": 0.4})
     guard.ended(session(Mode.PROBE))
-    guard.ended(session(**PLAIN))
+    guard.ended(session(speculated=False))
     assert (guard.with_.sessions, guard.without.sessions) == (0, 0)
 
 

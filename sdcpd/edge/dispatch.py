@@ -55,10 +55,14 @@ class Dispatcher:
         """Use the functions below, which know what each role's service must be."""
         self._role = role
         self._service = service
+        self._fixed: Final[dict[str, list[Route]]] = {}  # by the path, where it is always the same
         self._shapes: Final[dict[int, list[tuple[list[str], Route]]]] = {}  # by the number of path segments
         for route in routes:
             shape = route.pattern.split("/")
-            self._shapes.setdefault(len(shape), []).append((shape, route))
+            if "*" in shape:
+                self._shapes.setdefault(len(shape), []).append((shape, route))
+            else:
+                self._fixed.setdefault(route.pattern, []).append(route)
         self._meters = meters
 
     def body_limit_bytes(self, method: str, path: str) -> int:
@@ -92,8 +96,10 @@ class Dispatcher:
     def _route(self, method: str, path: str) -> Route:
         if len(path) > PATH_LIMIT_CHARACTERS:
             raise UnknownResource("no such resource")
-        segments = path.split("/")
-        here = [route for shape, route in self._shapes.get(len(segments), ()) if _matches(shape, segments)]
+        here = self._fixed.get(path)
+        if here is None:
+            segments = path.split("/")
+            here = [route for shape, route in self._shapes.get(len(segments), ()) if _matches(shape, segments)]
         if not here:
             raise UnknownResource("no such resource")
         for route in here:

@@ -13,7 +13,7 @@ import h2.events
 import h2.settings
 import hpack
 from hpack.table import HeaderTable
-from hyperframe.frame import Frame, GoAwayFrame
+from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame
 
 STREAM_WINDOW_BYTES: Final = 1 << 20
 """What a peer may send on one stream before we have taken it: fills 1 Gbit/s over 8 ms."""
@@ -43,6 +43,7 @@ class _Table(HeaderTable):
     def __init__(self) -> None:
         super().__init__()
         self.blocks: Final[dict[Any, Any]] = {}
+        self.sound: Final[set[Any]] = set()  # those of them that began a message, as RFC 9113 section 8 has it
         self._changed = False
 
     def add(self, name: bytes, value: bytes) -> None:
@@ -50,7 +51,7 @@ class _Table(HeaderTable):
         self.change()
 
     def change(self) -> None:
-        self.blocks.clear()
+        self._forget()
         self._changed = True
 
     def begin(self) -> None:
@@ -61,8 +62,12 @@ class _Table(HeaderTable):
         """It was."""
         if not self._changed and len(key) <= KNOWN_BLOCK_LIMIT:
             if len(self.blocks) >= KNOWN_BLOCKS:
-                self.blocks.clear()
+                self._forget()
             self.blocks[key] = block
+
+    def _forget(self) -> None:
+        self.blocks.clear()
+        self.sound.clear()
 
 
 class _Encoder(hpack.Encoder):
@@ -70,10 +75,10 @@ class _Encoder(hpack.Encoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.header_table = self._table = _Table()
+        self.header_table = self.table = _Table()
 
     def encode(self, headers: Any, huffman: bool = False) -> bytes:
-        fields, table = tuple(headers), self._table
+        fields, table = tuple(headers), self.table
         if table.resized:  # the block will say so
             table.change()
         block: bytes | None = table.blocks.get(fields)
@@ -91,11 +96,11 @@ class _Decoder(hpack.Decoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.header_table = self._table = _Table()
+        self.header_table = self.table = _Table()
 
     def decode(self, data: bytes, raw: bool = False) -> Any:
         assert raw, "as h2 asks"
-        block, table = bytes(data), self._table
+        block, table = bytes(data), self.table
         fields = table.blocks.get(block)
         if fields is None:
             table.begin()
@@ -104,7 +109,7 @@ class _Decoder(hpack.Decoder):
         return fields
 
     def _update_encoding_context(self, data: bytes | memoryview) -> int:
-        self._table.change()
+        self.table.change()
         return super()._update_encoding_context(data)
 
 
@@ -123,6 +128,7 @@ class Frames(h2.connection.H2Connection):
         )
         self.encoder = _Encoder()
         self.decoder = _Decoder()
+        self._known: Final = self.decoder.table
 
     def greet(self, settings: dict[h2.settings.SettingCodes, int], window_bytes: int) -> None:
         """Our settings, those for large bodies added, and a connection's window of `window_bytes`."""
@@ -158,6 +164,16 @@ class Frames(h2.connection.H2Connection):
             self.send_data(number, rest[moved : moved + size], end_stream=moved + size == len(rest))
             moved += size
         return moved
+
+    def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Frame], list[h2.events.Event]]:
+        """A block that was found sound is not looked at again where it begins a message again. Trailers always are."""
+        stream, known = self.streams.get(frame.stream_id), self._known
+        begins = stream is None or not stream.state_machine.headers_received
+        self.config.validate_inbound_headers = not begins or frame.data not in known.sound
+        received = super()._receive_headers_frame(frame)
+        if begins and frame.data in known.blocks:
+            known.sound.add(frame.data)
+        return received
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[h2.events.Event]]:
         event = h2.events.ConnectionTerminated()

@@ -57,17 +57,59 @@ class OsRandomness:
         return OsRandomStream()
 
 
+Deliver = Callable[[outcome.Outcome[T]], None]
+
+
+async def _in_thread(start: Callable[[Deliver[T]], None], *, abandon_on_cancel: bool = False) -> T:
+    """What a thread delivers, to whom `start` gives the work: the shortest way there and back.
+
+    Cancellation is held back until it has delivered, except with `abandon_on_cancel`: then the caller goes at once and
+    nobody hears of the result.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    task = trio.lowlevel.current_task()
+    token = trio.lowlevel.current_trio_token()
+    waiting = True
+
+    def wake(result: outcome.Outcome[T]) -> None:
+        if waiting:
+            trio.lowlevel.reschedule(task, result)
+
+    def deliver(result: outcome.Outcome[T]) -> None:
+        with contextlib.suppress(trio.RunFinishedError):  # an abandoned call may outlive the whole run
+            token.run_sync_soon(wake, result)
+
+    def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        nonlocal waiting
+        if not abandon_on_cancel:
+            return trio.lowlevel.Abort.FAILED
+        waiting = False
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    start(deliver)
+    result: T = await trio.lowlevel.wait_task_rescheduled(abort)
+    return result
+
+
 class ThreadWorkers:
     """Workers port: trio's threads, at most `WORKERS_LIMIT` at once.
 
     A cancelled caller waits until its function has returned: what a thread does to a file is then settled.
+    `trio.to_thread` does the same in more steps, and a sync of the commit log waits for each of them.
     """
 
     def __init__(self) -> None:
-        self._limiter = trio.CapacityLimiter(WORKERS_LIMIT)
+        self._free: Final = trio.Semaphore(WORKERS_LIMIT)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        return await trio.to_thread.run_sync(partial(function, *args), limiter=self._limiter)
+        try:
+            self._free.acquire_nowait()
+        except trio.WouldBlock:
+            await self._free.acquire()
+        try:
+            return await _in_thread(partial(trio.lowlevel.start_thread_soon, partial(function, *args)))
+        finally:
+            self._free.release()
 
 
 class PassThread:
@@ -94,35 +136,12 @@ class PassThread:
         return self._running or not self._work.empty()
 
     async def run(self, function: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
-        """`function()` in the thread, its result or exception here.
+        """`function()` in the thread, its result or exception here; `abandon_on_cancel` as `_in_thread` has it."""
 
-        Cancellation is held back until the function has returned, except with `abandon_on_cancel`: then the caller
-        goes at once and nobody hears of the result.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        task = trio.lowlevel.current_task()
-        token = trio.lowlevel.current_trio_token()
-        waiting = True
+        def start(deliver: Deliver[T]) -> None:
+            self._work.put(lambda: deliver(outcome.capture(function)))
 
-        def wake(result: outcome.Outcome[T]) -> None:
-            if waiting:
-                trio.lowlevel.reschedule(task, result)
-
-        def work() -> None:
-            result = outcome.capture(function)
-            with contextlib.suppress(trio.RunFinishedError):  # an abandoned call may outlive the whole run
-                token.run_sync_soon(wake, result)
-
-        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            nonlocal waiting
-            if not abandon_on_cancel:
-                return trio.lowlevel.Abort.FAILED
-            waiting = False
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        self._work.put(work)
-        result: T = await trio.lowlevel.wait_task_rescheduled(abort)
-        return result
+        return await _in_thread(start, abandon_on_cancel=abandon_on_cancel)
 
 
 class LoadedEngine(Protocol[P]):

@@ -15,18 +15,19 @@ class Changes:
     """A thing that changes and can be waited for. Waiters re-ask the machine after each wake (design 5.7, 7)."""
 
     def __init__(self) -> None:
-        self._event = trio.Event()
+        self._next: trio.Event | None = None  # made for whoever waits first
 
     def notify(self) -> None:
-        self._event.set()
-        self._event = trio.Event()
+        if self._next is not None:
+            self._next.set()
+            self._next = None
 
     async def wait(self) -> None:
-        await self._event.wait()
+        await self._event().wait()
 
     async def wait_until(self, clock: Clock, at: float | None) -> None:
         """Return at the next change, or at `at` on `clock`, whichever is first."""
-        event = self._event
+        event = self._event()
         if at is None:
             await event.wait()
             return
@@ -39,6 +40,11 @@ class Changes:
             nursery.start_soon(sleep)
             await event.wait()
             nursery.cancel_scope.cancel()
+
+    def _event(self) -> trio.Event:
+        if self._next is None:
+            self._next = trio.Event()
+        return self._next
 
 
 class Alarm:

@@ -4,6 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import hpack
+import pytest
+from h2.events import RequestReceived
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+from hyperframe.frame import HeadersFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,3 +75,49 @@ def test_few_blocks_are_kept() -> None:
     long = b"\x00\x01a\x7f\xf1\x01" + bytes(368)
     assert read(decoder, long) == [(b"a", bytes(368))]
     assert long not in kept(decoder)
+
+
+def framed(number: int, block: bytes, *, ends: bool) -> bytes:
+    frame = HeadersFrame(number, block)
+    frame.flags.add("END_HEADERS")
+    if ends:
+        frame.flags.add("END_STREAM")
+    return frame.serialize()
+
+
+def server() -> tuple[Frames, hpack.Encoder]:
+    """One that has met its client, and what the client writes fields with."""
+    client, frames = Frames(client=True), Frames(client=False)
+    for one in (client, frames):
+        one.greet({SettingCodes.MAX_HEADER_LIST_SIZE: 16 << 10}, 1 << 20)
+    frames.receive_data(client.data_to_send())
+    return frames, hpack.Encoder()
+
+
+REQUEST = ((":method", "POST"), (":scheme", "https"), (":authority", "a"), (":path", "/"), ("content-type", "x"))
+
+
+def test_a_sound_request_is_sound_again() -> None:
+    frames, writer = server()
+    for number in range(1, 11, 2):
+        (event, *_) = frames.receive_data(framed(number, writer.encode(REQUEST), ends=True))
+        assert isinstance(event, RequestReceived)
+        assert [field[0] for field in event.headers or ()] == [name.encode() for name, _ in REQUEST]
+
+
+@pytest.mark.parametrize("wrong", [("te", "gzip"), ("connection", "close"), (":path", "/"), ("x", "a\nb"), ("X", "a")])
+def test_what_is_not_sound_is_refused_whatever_came_before(wrong: tuple[str, str]) -> None:
+    for before in range(4):
+        frames, writer = server()
+        for turn in range(before):
+            frames.receive_data(framed(2 * turn + 1, writer.encode(REQUEST), ends=True))
+        with pytest.raises(ProtocolError):
+            frames.receive_data(framed(2 * before + 1, writer.encode((*REQUEST, wrong)), ends=True))
+
+
+def test_a_sound_request_is_no_trailers() -> None:
+    frames, writer = server()
+    for number in (1, 3, 5):
+        frames.receive_data(framed(number, writer.encode(REQUEST), ends=False))
+    with pytest.raises(ProtocolError):
+        frames.receive_data(framed(5, writer.encode(REQUEST), ends=True))

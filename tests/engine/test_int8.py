@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from sdcpd.engine.linear import Int8Kernel, Linear, can_use, keeps_bits, quantised
+from sdcpd.engine.linear import Int8Kernel, Linear, can_use, int8_kernel, keeps_bits, quantised
 from tests.support.engines import feed, greedy, load, some_tokens, whole
 
 CPU = torch.device("cpu")
@@ -68,6 +68,34 @@ def test_the_kernels_keep_a_rows_bits(kernel: Int8Kernel, dtype: torch.dtype) ->
         assert keeps_bits(made(random(0, out, width, dtype=dtype), None, kernel), CPU, dtype)
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "kernel"),
+    [
+        ("AVX2", torch.float32, "fixed_point"),
+        ("AVX2", torch.bfloat16, "fixed_point"),
+        ("AVX512", torch.bfloat16, "pack"),
+        ("AVX512", torch.float32, "fixed_point"),
+    ],
+)
+def test_the_product_follows_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, capability: str, dtype: torch.dtype, kernel: Int8Kernel
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    if not can_use(kernel, CPU, dtype):
+        pytest.skip(f"this torch has no {kernel} product for this CPU")
+    assert int8_kernel(CPU, dtype) == kernel
+    assert int8_kernel(torch.device("cuda"), dtype) == "widened"
+
+
+def test_without_kernels_the_twin_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise AttributeError("not in this torch")
+
+    monkeypatch.setattr(torch, "_make_per_channel_quantized_tensor", gone)
+    monkeypatch.setattr(torch, "_weight_int8pack_mm", gone)
+    assert int8_kernel(CPU, torch.float32) == "widened"
+
+
 @torch.inference_mode()
 def test_fixed_point_at_its_edges() -> None:
     """Rows of zeros, the smallest and the largest numbers, one element far above all others; and what is not finite."""
@@ -97,7 +125,7 @@ def test_fixed_point_at_its_edges() -> None:
 def test_an_int8_model(tiny_llama: Path) -> None:
     tokens = some_tokens(60)
     plain, small = load(tiny_llama), load(tiny_llama, quantization="int8", dtype="auto")
-    assert small.info.dtype == "bf16", "what the kernel is made for"
+    assert small.info.dtype == load(tiny_llama, dtype="auto").info.dtype
     assert (plain.info.quantization, small.info.quantization) == ("none", "int8")
     exact = whole(plain, tokens)
     for dtype in ("bf16", "fp32"):

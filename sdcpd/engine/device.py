@@ -17,8 +17,8 @@ def choose(settings: EngineSettings) -> tuple[torch.device, str]:
 
     "auto" is a function of what the machine is, not of a measurement: the dtype is part of the target digest, and two
     equal machines must agree. On CPU bf16 is chosen with AVX-512 only. Without it torch's bf16 product costs so much
-    more a row that a pass over 8 rows is slower than in fp32, and speculation would not pay. Int8 weights go with
-    bf16 anywhere: that is what torch's kernel for them is fast at.
+    more a row that a pass over 8 rows is slower than in fp32, and speculation would not pay. That holds with int8
+    weights too: their products are of integers there (linear.py), and all else is faster in fp32.
     """
     cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not cuda:
@@ -29,12 +29,12 @@ def choose(settings: EngineSettings) -> tuple[torch.device, str]:
     device = torch.device("cuda" if cuda and settings.device != "cpu" else "cpu")
     if settings.dtype != "auto":
         return device, settings.dtype
-    fast = (
-        settings.quantization == "int8"
-        or device.type == "cuda"
-        or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    )
-    return device, "bf16" if fast else "fp32"
+    return device, "bf16" if device.type == "cuda" or has_avx512() else "fp32"
+
+
+def has_avx512() -> bool:
+    """Whether torch uses it here."""
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def on_device(numbers: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One model on one device.
 
     `model` is a Hugging Face folder. "auto" takes a CUDA device when there is one, and bf16 where that is fast (CUDA,
-    CPUs with AVX-512, int8 weights), else fp32: `device.py` decides, and the outcome is part of the target digest.
+    CPUs with AVX-512), else fp32: `device.py` decides, and the outcome is part of the target digest.
 
     `quantization` "int8" keeps the weights of linear layers as int8, one scale an output (`linear.py`); embeddings and
     norms stay as they are. It makes another target with a digest of its own. A drafter's model has its own key.

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sdcpd.engine.draft_vocabulary import BACK, MAP
-from sdcpd.engine.linear import TILE_ROWS, Linear, can_pack, can_use_int8_kernel, keeps_bits
+from sdcpd.engine.linear import TILE_ROWS, Linear, can_pack, int8_kernel, keeps_bits
 from sdcpd.engine.mlp import GatedMlp, Mixture
 from sdcpd.engine.model_config import Experts, ModelConfig, ModelRefused
 from sdcpd.engine.model_digest import weight_files
@@ -181,9 +181,9 @@ def _made(
         head = embedding[head_tokens.to(device)]
     weights = Weights(embedding=embedding, layers=layers, norm=norm, head=Linear(head, None))
     if int8:
-        kernel = can_use_int8_kernel(device, dtype)
+        kernel = int8_kernel(device, dtype)
         for linear in weights.linears:
-            linear.quantise(device, kernel=kernel)
+            linear.quantise(device, kernel)
     elif can_pack(device, dtype):
         for linear in weights.linears:
             linear.pack()

@@ -125,7 +125,7 @@ class Bench:
         self._references: list[str] = []
         if not options.no_references:
             self._references = list(REFERENCES)[: 1 if options.methods == ["plain"] else 2]
-            self._reference = Reference(folder, dtype)
+            self._reference = Reference(folder, "bf16" if dtype == "auto" else dtype)
 
     @property
     def numerics(self) -> str:

@@ -7,10 +7,21 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench.figures import Blocks, progress, report
-from tests.bench.passes import PRECISIONS, Floor, Stopwatch, demo_model, load, run, weights_read_bytes, with_prefix
+from tests.bench.passes import (
+    KERNELS,
+    PRECISIONS,
+    Floor,
+    Stopwatch,
+    demo_model,
+    load,
+    run,
+    weights_read_bytes,
+    with_prefix,
+)
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 SESSIONS: Final = (1, 2, 4, 8, 16)
+KNOWN: Final = (*PRECISIONS, *KERNELS)
 ENOUGH_MS: Final = 300
 """A block repeats a pass until it has spent this long on it: long passes vary less, and the whole ends in time."""
 
@@ -19,9 +30,7 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="scripts/bench pass", description=__doc__)
     result.add_argument("--json", action="store_true", help="one object on the last line")
     result.add_argument("--model", type=Path, help="a Hugging Face folder (default: the demo model)")
-    result.add_argument(
-        "--precisions", type=_names, default=["bf16", "int8", "fp32"], help=f"of {', '.join(PRECISIONS)}"
-    )
+    result.add_argument("--precisions", type=_names, default=["bf16", "int8", "fp32"], help=f"of {', '.join(KNOWN)}")
     result.add_argument("--numerics", choices=("auto", "fast", "batch_invariant"), default="auto")
     result.add_argument("--threads", type=_count, default=os.cpu_count(), help="of the engine (default: all cores)")
     result.add_argument("--blocks", type=_count, default=3, help="times that everything is measured (default 3)")
@@ -39,8 +48,8 @@ def _count(text: str) -> int:
 
 def _names(text: str) -> list[str]:
     names = text.split(",")
-    if unknown := [name for name in names if name not in PRECISIONS]:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(PRECISIONS)}")
+    if unknown := [name for name in names if name not in KNOWN]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(KNOWN)}")
     return names
 
 

@@ -5,17 +5,25 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 import torch
 
 from sdcpd.engine.forward import Engine
+from sdcpd.engine.linear import Int8Kernel
 from sdcpd.engine.model_config import read_model_config
 from sdcpd.engine.model_size import measure
 from sdcpd.engine.settings import EngineSettings
 from sdcpd.engine.spans import Span
 
-PRECISIONS: Final = {"fp32": ("fp32", "none"), "bf16": ("bf16", "none"), "int8": ("bf16", "int8")}
+PRECISIONS: Final = {"fp32": ("fp32", "none"), "bf16": ("bf16", "none"), "int8": ("auto", "int8")}
 """Name, and what it says to the engine: dtype and quantization."""
+KERNELS: Final[dict[str, tuple[str, Int8Kernel]]] = {
+    "int8_fixed_point_fp32": ("fp32", "fixed_point"),
+    "int8_fixed_point_bf16": ("bf16", "fixed_point"),
+    "int8_pack_bf16": ("bf16", "pack"),
+}
+"""Int8 by a product that is named, whatever the engine would choose: dtype and product."""
 POOL_BYTES: Final = 1 << 29
 
 
@@ -28,7 +36,14 @@ def demo_model() -> Path:
 
 
 def load(folder: Path, precision: str, threads: int, numerics: str = "auto") -> Engine:
-    dtype, quantization = PRECISIONS[precision]
+    if precision in KERNELS:
+        dtype, kernel = KERNELS[precision]
+        with patch("sdcpd.engine.weights.int8_kernel", lambda *_: kernel):
+            return _load(folder, dtype, "int8", threads, numerics)
+    return _load(folder, *PRECISIONS[precision], threads, numerics)
+
+
+def _load(folder: Path, dtype: str, quantization: str, threads: int, numerics: str) -> Engine:
     settings = {"model": str(folder), "dtype": dtype, "quantization": quantization, "numerics": numerics}
     return Engine.load(EngineSettings(kv_cache_bytes=POOL_BYTES, threads=threads, **settings))  # type: ignore[arg-type]  # names to their literals
 
@@ -54,7 +69,7 @@ def run(engine: Engine, sequences: Sequence[int], prefix: int, rows: int) -> Non
 def weights_read_bytes(folder: Path, precision: str) -> int:
     """Octets of weights that one pass reads: those of the linear layers, the head once, the embedding not."""
     size = measure(read_model_config(folder))
-    octets = {"fp32": 4, "bf16": 2, "int8": 1}[precision]
+    octets = {"fp32": 4, "bf16": 2}.get(precision, 1)
     return size.linear_weights * octets
 
 

@@ -19,9 +19,9 @@ def figures(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
 
 def test_pass(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--json", "--model", str(tiny_llama), "--blocks", "1", "--repeats", "1", "--threads", "1"]
-    pass_bench.main([*small, "--prefix", "20", "--precisions", "fp32,bf16,int8"])
+    pass_bench.main([*small, "--prefix", "20", "--precisions", "fp32,bf16,int8,int8_pack_bf16"])
     names = figures(capsys)
-    for precision in ("fp32", "bf16", "int8"):
+    for precision in ("fp32", "bf16", "int8", "int8_pack_bf16"):
         assert names[f"{precision}.floor.ms"] > 0
         for row in (*(f"rows_{count}" for count in pass_bench.ROWS), *(f"sessions_{n}" for n in pass_bench.SESSIONS)):
             for column in ("ms", "cpu_ms", "ratio_to_floor", "cpu_ratio_to_floor"):

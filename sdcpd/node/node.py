@@ -19,6 +19,7 @@ import trio
 from msgspec import Struct
 
 from sdcpd import __version__
+from sdcpd.cache.bandwidth import Bandwidth
 from sdcpd.cache.files import Files, StateInUse
 from sdcpd.drafting.source import DraftSource
 from sdcpd.edge.admin import Admin, SocketRefused, bind_admin_socket, serve_admin
@@ -118,6 +119,7 @@ class Node:
         self._snapshots: Final[dict[str, Callable[[], Struct]]] = {}
         self._boot: Final = world.randomness.stream("boot").octets(16)
         self._alive: Final = trio.CancelScope()
+        self._bandwidth: Final = Bandwidth()
         self._server: FrontendServer | None = None
 
     def moves(self, limit_s: float) -> bool:
@@ -327,8 +329,11 @@ class Node:
                 (*self._config.caches(), own_cache),
                 near=(own_cache,),
                 workers=world.workers,
+                clock=world.clock,
+                bandwidth=self._bandwidth,
             ),
             engine=engine,
+            bandwidth=self._bandwidth,
         )
 
     def _gauges(self) -> Iterator[Gauge]:

@@ -23,6 +23,7 @@ from sdcpd.cache.bandwidth import Bandwidth
 from sdcpd.cache.files import Files, StateInUse
 from sdcpd.drafting.source import DraftSource
 from sdcpd.edge.admin import Admin, SocketRefused, bind_admin_socket, serve_admin
+from sdcpd.edge.admin_cache import CacheAdmin
 from sdcpd.edge.dispatch import (
     Dispatcher,
     cache_dispatcher,
@@ -111,6 +112,7 @@ class Node:
         self.router: Router | None = None
         self.verifier: Verifier | None = None
         self.drafter: Drafter | None = None
+        self.cache: ObjectCache | None = None
         self.address: tuple[str, int] | None = None  # of the client port, once it listens
         self.network: Network | None = None
         self._config: Final = config
@@ -178,7 +180,12 @@ class Node:
         waited for: hosts start in any order.
         """
         config = self._config
-        admin = Admin(self._snapshots, __version__, lambda: self.router.commands if self.router is not None else None)
+        admin = Admin(
+            self._snapshots,
+            __version__,
+            lambda: self.router.commands if self.router is not None else None,
+            CacheAdmin(lambda: self.cache),
+        )
         await stages.start(
             "admin", partial(serve_admin, admin, bind_admin_socket(config.node.socket), library_logger())
         )
@@ -192,7 +199,7 @@ class Node:
         if "cache" in config.roles:
             await self._start_cache(stages)
         elif "cache" in config.served():
-            objects = ObjectCache(config.cache, self._ports("cache"))
+            self.cache = objects = ObjectCache(config.cache, self._ports("cache"))
             await self._start_role(
                 stages, "cache", objects, object_cache_dispatcher(objects, config.cache, self.meters)
             )
@@ -265,7 +272,7 @@ class Node:
     async def _start_cache(self, stages: Stages) -> None:
         config = self._config
         try:
-            cache = Cache(config.cache, self._ports("cache"), self._world.files())
+            self.cache = cache = Cache(config.cache, self._ports("cache"), self._world.files())
             await self._start_role(stages, "cache", cache, cache_dispatcher(cache, config.cache, self.meters))
         except OSError as error:
             raise NotStarted(

@@ -154,6 +154,11 @@ def is_record(path: str) -> bool:
     return "/d/" in path
 
 
+def is_block(text: str) -> bool:
+    """Does a reference name a block, if it names anything?"""
+    return text.rpartition("/")[0].endswith("/b")
+
+
 def parse_reference(text: str) -> CacheReference:
     """Read a cache-ref. The base is brought to its canonical form; the name must be in it. Raises IllFormed."""
     base, separator, rest = text.rpartition("/v1/s/")

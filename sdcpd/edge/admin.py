@@ -14,6 +14,7 @@ several roles of the node know of one session stands side by side in the answer,
 | GET /instances | {instances: [{instance, ...}]}, where the router runs |
 | GET /classes | {classes: [{name, ...}]}, likewise |
 | POST /sessions/ID/COMMAND | failover (`?to=VERIFIER`), switch, cancel, fence, where the router runs: what was begun |
+| /cache... | admin_cache.py |
 """
 
 import contextlib
@@ -34,6 +35,7 @@ import trio
 from hypercorn.config import Config
 from msgspec import Struct
 
+from sdcpd.edge.admin_cache import CacheAdmin
 from sdcpd.protocol.problems import Problem
 from sdcpd.protocol.terms import session_path_id
 
@@ -119,10 +121,12 @@ class Admin:
         snapshots: Snapshots,
         version: str,
         commands: Callable[[], SessionCommands | None] = lambda: None,
+        cache: CacheAdmin | None = None,
     ) -> None:
         self._snapshots = snapshots
         self._version = version
         self._commands = commands
+        self._cache = CacheAdmin(lambda: None) if cache is None else cache
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """ASGI. The server's own start and stop are acknowledged; there is nothing here to start or stop."""
@@ -133,16 +137,17 @@ class Admin:
             return
         if scope["type"] != "http":
             return  # a WebSocket request; the server refuses it
+        query = scope.get("query_string", b"").decode("ascii", "replace")
         if scope["method"] == "POST":
-            status, body = await self.command(scope["path"], scope.get("query_string", b"").decode("ascii", "replace"))
+            status, body = await self.command(scope["path"], query)
         else:
-            status, body = self.answer(scope["method"], scope["path"])
+            status, body = self.answer(scope["method"], scope["path"], query)
         octets = json.dumps(body).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(octets)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": octets, "more_body": False})
 
-    def answer(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
+    def answer(self, method: str, path: str, query: str = "") -> tuple[int, dict[str, Any]]:
         """Status and JSON body for one request."""
         if method != "GET":
             return 405, {"detail": f"{method} is not offered here; GET is, and POST for commands"}
@@ -158,16 +163,19 @@ class Admin:
                 return 200, {"instances": self._entries("instances")}
             case ["classes"]:
                 return 200, {"classes": self._entries("classes")}
+            case ["cache", *rest]:
+                return self._cache.answer("/".join(rest), query)
             case _:
-                return 404, {
-                    "detail": f"no resource {path}; there are /version, /sessions, /sessions/ID, /instances, /classes"
-                }
+                there = "/version, /sessions, /sessions/ID, /instances, /classes, /cache"
+                return 404, {"detail": f"no resource {path}; there are {there}"}
 
     async def command(self, path: str, query: str) -> tuple[int, dict[str, Any]]:
         """Carry a command out: status and JSON body."""
         match path.removeprefix("/").split("/"):
             case ["sessions", wanted, name] if wanted and name in COMMANDS:
                 pass
+            case ["cache", what]:
+                return await self._cache.command(what, query)
             case _:
                 return 404, {"detail": f"no command {path}; there are /sessions/ID/ with {', '.join(COMMANDS)}"}
         commands = self._commands()

@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import UNSET
 
 from sdcpd.cache.content_coding import GZIP, unpack
-from sdcpd.edge.cache_messages import DirectoryAnswer, LeaseAnswer
+from sdcpd.edge.cache_messages import DirectoryAnswer, LeaseAnswer, LookupAnswer
 from sdcpd.edge.problem_body import refusal
 from sdcpd.edge.transport import Response
 from sdcpd.protocol.encoding import decode
@@ -134,6 +134,16 @@ def listed(response: Response) -> ListOutcome:
         return Unreachable(reason="the answer says that there is more, and not behind what")
     records = (ListedRecord(one.session, None if one.tag is UNSET else one.tag) for one in answer.records)
     return Listed(records=tuple(records), more=answer.more)
+
+
+def looked_up(response: Response) -> LookupAnswer | StoreRefused | Unreachable:
+    """Of `POST lookup`."""
+    if response.status != 200:
+        return _refused(refusal(response))
+    try:
+        return decode(response.body, LookupAnswer)
+    except IllFormed as error:
+        return Unreachable(reason=f"the answer cannot be read: {error.detail}")
 
 
 def _refused(refused: Refusal) -> StoreRefused | Unreachable:

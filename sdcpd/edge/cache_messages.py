@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from sdcpd.protocol.messages import Message
-from sdcpd.protocol.terms import BaseUri, SessionId, Uint
+from sdcpd.protocol.terms import BaseUri, Hash32, ScopeId, SessionId, Uint
 
 CACHE_TYPE: Final = "application/cbor"
 
@@ -33,6 +33,61 @@ class LeaseRenewal(Message, frozen=True, kw_only=True):
     """Body of `PUT leases/{id}`. `ttl_ms` counts from its receipt."""
 
     ttl_ms: Uint
+
+
+class LookupRequest(Message, frozen=True, kw_only=True):
+    """Body of `POST lookup`. `root` says of which model the caller speaks; the text is given by the names of its blocks
+    or by its tokens. `lease_ms`: hold what is found for so long, in the same step."""
+
+    scope: ScopeId | UnsetType = UNSET
+    root: Hash32
+    hashes: tuple[Hash32, ...] | UnsetType = UNSET
+    tokens: tuple[Annotated[int, Meta(ge=0, lt=1 << 32)], ...] | UnsetType = UNSET
+    lease_ms: Uint | UnsetType = UNSET
+
+
+class LookupAnswer(Message, frozen=True, kw_only=True):
+    """The run that is here, from the first block on: the fastest tier of each. `lease` holds the first `leased`."""
+
+    tiers: tuple[str, ...]
+    lease: Annotated[str, Meta(pattern=f"^{LEASE_ID.pattern}$")] | UnsetType = UNSET
+    leased: Uint = 0
+    ttl_ms: Uint = 0
+
+
+class ObjectFigures(Message, frozen=True, kw_only=True):
+    """Objects, which live in host memory. Hits and misses are reads since the start."""
+
+    objects: Uint
+    bytes: Uint
+    hits: Uint
+    misses: Uint
+    leases: Uint
+
+
+class TierFigures(Message, frozen=True, kw_only=True):
+    """One tier of the blocks of the model that the role `model` runs. Hits and misses are blocks a session wanted."""
+
+    model: str
+    tier: str
+    blocks: Uint
+    bytes: Uint
+    capacity_bytes: Uint
+    hits: Uint
+    misses: Uint
+    evictions: Uint
+    promotions: Uint
+    demotions: Uint
+    damaged: Uint
+    failed_writes: Uint
+
+
+class CacheStats(Message, frozen=True, kw_only=True):
+    """Answer of `GET stats`. `cache_mbps`: as in the node's status."""
+
+    objects: ObjectFigures
+    blocks: tuple[TierFigures, ...]
+    cache_mbps: Uint
 
 
 class PurgeAnswer(Message, frozen=True, kw_only=True):

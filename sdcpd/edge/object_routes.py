@@ -19,8 +19,9 @@ from msgspec import UNSET
 
 from sdcpd.cache.content_coding import GZIP
 from sdcpd.cache.object_store import ObjectContent, ObjectStored
-from sdcpd.cache.refs import ObjectKind, ObjectName, parse_path, scope_of
+from sdcpd.cache.refs import BlockName, ObjectKind, ObjectName, parse_path, scope_of
 from sdcpd.cache.settings import CacheSettings
+from sdcpd.edge.block_routes import BlockService, block_routes, inquiry_routes
 from sdcpd.edge.cache_batch import batch_route
 from sdcpd.edge.cache_messages import CACHE_TYPE, LeaseAnswer, LeaseRenewal, LeaseRequest, PurgeAnswer
 from sdcpd.edge.http_fields import (
@@ -42,6 +43,7 @@ from sdcpd.edge.transport import Response
 from sdcpd.protocol.encoding import decode, encode
 from sdcpd.protocol.problems import Forbidden, IllFormed, NotSupported, UnknownResource
 from sdcpd.protocol.uris import normalize_base_uri
+from sdcpd.roles.block_cache import is_block_lease
 from sdcpd.roles.object_cache import LeaseGranted, ScopePurged
 from sdcpd.roles.ports import Peer
 
@@ -56,11 +58,10 @@ OBJECT_TYPES: Final = {
 }
 
 
-class ObjectService(Protocol):
+class ObjectService(BlockService, Protocol):
     """What every node offers of its objects. Methods raise Problem."""
 
     def age_s(self, content: ObjectContent) -> float: ...
-    async def tag_of(self, octets: bytes) -> str: ...
     async def create_object(
         self,
         peer: Peer,
@@ -142,7 +143,12 @@ async def _lease(cache: ObjectService, call: Call) -> Response:
     asked = decode(call.request.body, LeaseRequest)
     if asked.owner is not UNSET:
         _require_caller(call.peer, asked.owner)
-    granted = await cache.lease_objects(call.peer, [_leased_name(path) for path in asked.objects], asked.ttl_ms)
+    names = [_leased_name(path) for path in asked.objects]
+    blocks = [name for name in names if isinstance(name, BlockName)]
+    if blocks:
+        return _lease_blocks(cache, call.peer, names, blocks, asked.ttl_ms)
+    objects = [name for name in names if isinstance(name, ObjectName)]
+    granted = await cache.lease_objects(call.peer, objects, asked.ttl_ms)
     if granted.id is None:
         return _granted(granted)
     return _granted(granted, 201, location=f"leases/{granted.id}")
@@ -151,11 +157,17 @@ async def _lease(cache: ObjectService, call: Call) -> Response:
 async def _renew_lease(cache: ObjectService, call: Call) -> Response:
     require_media_type(call.request.headers, CACHE_TYPE)
     asked = decode(call.request.body, LeaseRenewal)
-    return _granted(await cache.renew_lease(call.peer, call.segments[1], asked.ttl_ms))
+    lease_id = call.segments[1]
+    if is_block_lease(lease_id):
+        return _granted(LeaseGranted(lease_id, cache.blocks.renew_lease(call.peer, lease_id, asked.ttl_ms)))
+    return _granted(await cache.renew_lease(call.peer, lease_id, asked.ttl_ms))
 
 
 async def _release_lease(cache: ObjectService, call: Call) -> Response:
-    await cache.release_lease(call.peer, call.segments[1])
+    if is_block_lease(call.segments[1]):
+        cache.blocks.release_lease(call.peer, call.segments[1])
+    else:
+        await cache.release_lease(call.peer, call.segments[1])
     return done()
 
 
@@ -178,11 +190,28 @@ def _require_caller(peer: Peer, owner: str) -> None:
         raise Forbidden(f"owner: a peer leases in its own name, {peer.uri}")
 
 
-def _leased_name(path: str) -> ObjectName:
+def _leased_name(path: str) -> ObjectName | BlockName:
     name = parse_path(path)
-    if not isinstance(name, ObjectName):
-        raise IllFormed(f"objects: {path!r} is no object; logs and records need no lease")
+    if not isinstance(name, ObjectName | BlockName):
+        raise IllFormed(f"objects: {path!r} is no object and no block; logs and records need no lease")
     return name
+
+
+def _lease_blocks(
+    cache: ObjectService, peer: Peer, names: Sequence[ObjectName | BlockName], blocks: list[BlockName], ttl_ms: int
+) -> Response:
+    if len(blocks) != len(names):
+        raise IllFormed("objects: one lease names objects, or blocks of one model")
+    found = cache.blocks.lease_blocks(peer, blocks, ttl_ms)
+    answer = LeaseAnswer(
+        lease=UNSET if found.lease is None else found.lease,
+        ttl_ms=found.ttl_ms,
+        missed=tuple(name.path for name in dict.fromkeys(blocks) if name.name not in found.held),
+    )
+    fields = {"content-type": CACHE_TYPE, "cache-control": "no-store"}
+    if found.lease is None:
+        return Response(status=200, headers=fields, body=encode(answer))
+    return Response(status=201, headers=fields | {"location": f"leases/{found.lease}"}, body=encode(answer))
 
 
 def _object_name(call: Call) -> ObjectName:
@@ -216,13 +245,15 @@ def object_routes(settings: CacheSettings) -> tuple[Route, ...]:
     def route(operation: str, method: str, path: str, limit_bytes: int, call: _Call) -> Route:
         return Route(operation, method, path, _PEERS, limit_bytes, call)
 
-    things = (
+    things: tuple[Route, ...] = (
         route("create_object", "PUT", _OBJECT_PATH, settings.max_object_bytes, _create_object),
         route("read_object", "GET", _OBJECT_PATH, 0, _read_object),
         route("head_object", "HEAD", _OBJECT_PATH, 0, _read_object),
     )
+    things += block_routes(settings)
     return (
         *things,
+        *inquiry_routes(),
         batch_route(things, _media_type, _PEERS),
         Route("remove_object", "DELETE", _OBJECT_PATH, _PEERS | _OPERATOR, 0, _remove_object),
         Route("purge", "DELETE", "v1/s/*", _OPERATOR, 0, _purge),

@@ -8,24 +8,32 @@ named outcomes of roles/ports.py as cache_answers.py has it; and besides,
     404 on an append               TagMismatch: read the log, it says what is true (decision 64)
 
 Bodies of objects go in gzip coding where that pays (decision 54), given workers to pack and unpack them, but not to the
-caches of this process, which `near` names. Nothing is repeated here, and deadlines are the caller's.
+caches of this process, which `near` names; bodies of blocks go as they are. What may be large and waits for nobody goes
+by HTTP/1.1 where there is such (h1_client.py), and what was fetched tells how fast the cache is (cache/bandwidth.py).
+Nothing is repeated here, and deadlines are the caller's.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar, assert_never
 
+from msgspec import UNSET
+
+from sdcpd.cache.bandwidth import Bandwidth
 from sdcpd.cache.content_coding import GZIP, pack
 from sdcpd.cache.refs import (
+    BlockName,
     CacheName,
     CacheReference,
     LogName,
     ObjectName,
     RecordName,
     directory_path,
+    is_block,
     parse_reference,
 )
-from sdcpd.edge.cache_answers import LEASES, content, leased, listed, removed, renewed, replaced, written
-from sdcpd.edge.cache_messages import CACHE_TYPE, LEASE_ID, LeaseRenewal, LeaseRequest
+from sdcpd.edge.block_routes import BLOCK_TYPE
+from sdcpd.edge.cache_answers import LEASES, content, leased, listed, looked_up, removed, renewed, replaced, written
+from sdcpd.edge.cache_messages import CACHE_TYPE, LEASE_ID, LeaseRenewal, LeaseRequest, LookupAnswer, LookupRequest
 from sdcpd.edge.cache_routes import LOG_TYPE
 from sdcpd.edge.http_fields import content_digest, prefer_wait, ttl
 from sdcpd.edge.object_routes import OBJECT_TYPES
@@ -39,6 +47,7 @@ from sdcpd.roles.ports import (
     Appended,
     AppendOutcome,
     BelowFence,
+    Clock,
     Content,
     Done,
     Leased,
@@ -57,7 +66,7 @@ from sdcpd.roles.ports import (
     Workers,
 )
 
-N = TypeVar("N", LogName, RecordName, ObjectName)
+N = TypeVar("N", LogName, RecordName, ObjectName, BlockName)
 O = TypeVar("O", bound="Outcome")  # noqa: E741 - an outcome
 
 Outcome = AppendOutcome | ReadOutcome | RemoveOutcome | RenewOutcome | ListOutcome
@@ -65,7 +74,10 @@ Outcome = AppendOutcome | ReadOutcome | RemoveOutcome | RenewOutcome | ListOutco
 REFERENCES_LIMIT: Final = 1024
 """Taken apart once and kept: a session's log is written each round."""
 
-_KINDS = {LogName: "a log", RecordName: "a directory record", ObjectName: "an object"}
+BULK_FROM_BYTES: Final = 256 << 10
+"""A smaller body is through before a connection of its own is found."""
+
+_KINDS = {LogName: "a log", RecordName: "a directory record", ObjectName: "an object", BlockName: "a block"}
 
 
 class ObjectClient:
@@ -83,12 +95,17 @@ class ObjectClient:
         *,
         near: Iterable[str] = (),
         workers: Workers | None = None,
+        clock: Clock | None = None,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
+        """`bandwidth` is told, by the `clock`, of what was fetched from other nodes."""
         self._transport = transport
         self._meters = meters
         self._caches = frozenset(normalize_base_uri(base) for base in caches)
         self._near = frozenset(normalize_base_uri(base) for base in near)
         self._workers = workers
+        self._clock = clock
+        self._bandwidth = bandwidth
         self._references: dict[str, CacheReference] = {}
 
     async def create_log(self, ref: str, epoch: int, record: bytes = b"") -> AppendOutcome:
@@ -118,7 +135,12 @@ class ObjectClient:
     # Objects
 
     async def publish(self, ref: str, octets: bytes, *, ttl_ms: int) -> AppendOutcome:
-        """Write an object once; done already if it holds the same. TagMismatch: it holds something else."""
+        """Write an object once; done already if it holds the same. TagMismatch: it holds something else.
+
+        Or a block, which has no time to live: `ttl_ms` is then of no meaning.
+        """
+        if is_block(ref):
+            return await self._publish_block(ref, octets)
         where = self._named(ref, ObjectName)
         if isinstance(where, StoreRefused):
             return where
@@ -138,21 +160,49 @@ class ObjectClient:
         """An object's content, once it is there, `wait_s` later at most (a cache waits 20 s at most).
 
         One of more than `limit_bytes` is refused with 413, and no more than that is unpacked. `also`: a cache that may
-        be asked this once, such as the one on the node of a drafter whose certificate we have seen.
+        be asked this once, such as the one on the node of a drafter whose certificate we have seen. Or a block, which
+        is there or not.
         """
-        where = self._named(ref, ObjectName, also)
+        where: tuple[str, ObjectName] | tuple[str, BlockName] | StoreRefused
+        where = self._named(ref, BlockName, also) if is_block(ref) else self._named(ref, ObjectName, also)
         if isinstance(where, StoreRefused):
             return where
         base, name = where
-        headers = {"prefer": prefer_wait(wait_s)} if wait_s > 0 else {}
-        if self._workers is not None and base not in self._near:
+        waits = wait_s > 0 and isinstance(name, ObjectName)
+        headers = {"prefer": prefer_wait(wait_s)} if waits else {}
+        if self._workers is not None and base not in self._near and isinstance(name, ObjectName):
             headers["accept-encoding"] = GZIP
-        response = await self._exchange(base, Request(method="GET", path=name.path, headers=headers))
+        begun = 0.0 if self._clock is None else self._clock.now()
+        response = await self._exchange(base, Request("GET", name.path, headers=headers, bulk=not waits))
         if isinstance(response, Unreachable):
             return self._counted("fetch", response)
+        if self._bandwidth is not None and self._clock is not None and base not in self._near and not waits:
+            self._bandwidth.moved(len(response.body), self._clock.now() - begun)
         if self._workers is None:
             return self._counted("fetch", content(response, limit_bytes))
         return self._counted("fetch", await self._workers.run(content, response, limit_bytes))
+
+    async def _publish_block(self, ref: str, octets: bytes) -> AppendOutcome:
+        where = self._named(ref, BlockName)
+        if isinstance(where, StoreRefused):
+            return where
+        tag = content_digest(octets) if self._workers is None else await self._workers.run(content_digest, octets)
+        headers = {"if-none-match": "*", "content-type": BLOCK_TYPE, "content-digest": tag, "kvsp-class": "block"}
+        return await self._ask("publish", where, "PUT", _block_written, headers, octets)
+
+    async def look_up(
+        self, base: str, scope: bytes | None, root: bytes, hashes: Sequence[bytes], *, lease_ms: int = 0
+    ) -> LookupAnswer | StoreRefused | Unreachable:
+        """The longest run of these blocks that the cache `base` has, held for `lease_ms` if that is not 0."""
+        allowed = self._cache(base)
+        if isinstance(allowed, StoreRefused):
+            return allowed
+        asked = LookupRequest(
+            scope=UNSET if scope is None else scope, root=root, hashes=tuple(hashes), lease_ms=lease_ms
+        )
+        request = Request("POST", "lookup", headers={"content-type": CACHE_TYPE}, body=encode(asked))
+        response = await self._exchange(allowed, request)
+        return looked_up(response) if isinstance(response, Response) else response
 
     async def remove(self, ref: str) -> RemoveOutcome:
         """Forget an object before its time. StoreRefused with 423: somebody else's lease holds it."""
@@ -287,7 +337,8 @@ class ObjectClient:
     ) -> O | Unreachable:
         """One request for a named thing, and what its answer means."""
         base, name = where
-        request = Request(method=method, path=name.path, headers=headers or {}, body=body)
+        bulk = isinstance(name, ObjectName | BlockName) and len(body) >= BULK_FROM_BYTES
+        request = Request(method=method, path=name.path, headers=headers or {}, body=body, bulk=bulk)
         response = await self._exchange(base, request)
         return self._counted(operation, read(response) if isinstance(response, Response) else response)
 
@@ -310,3 +361,8 @@ class ObjectClient:
                 assert_never(outcome)
         self._meters.count("peer_calls_total", operation=operation, outcome=end)
         return outcome
+
+
+def _block_written(response: Response) -> AppendOutcome:
+    """A block that was there already has no tag in its answer: its name says what it holds."""
+    return Appended(tag="") if response.status == 204 else written(response)

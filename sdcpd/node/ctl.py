@@ -8,10 +8,11 @@
     sdcpctl switch ID           have another drafter named for a session
     sdcpctl cancel ID           end a session, for its client too
     sdcpctl fence ID            write a fence into a session's log: its verifier can commit nothing more
+    sdcpctl cache ...           what the node's cache holds, and what is to stay or go of it: ctl_cache.py
     sdcpctl certs ...           make and show certificates: certs_command.py, which asks no daemon
     sdcpctl model ...           inspect a model's folder, make one of a GGUF file: model_command.py, neither does it
 
-The last four are answered once they are under way, where the router runs; they are the same steps that the router takes
+What is done to a session is answered once it is under way, where the router runs: the same steps that the router takes
 when a verifier's status expires, a drafter is to be replaced or a client leaves.
 
 `--json` prints the node's answer as it is. Exit codes: 0 done, 1 not found, ambiguous or refused, 2 wrong usage, 3 the
@@ -19,38 +20,29 @@ daemon cannot be reached, 4 a certificate has expired or soon does.
 """
 
 import argparse
-import http.client
 import json
 import re
-import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
 from rich.console import Console
-from rich.table import Table
 
 from sdcpd import __version__
 from sdcpd.node.certs_command import add_certs, run_certs
+from sdcpd.node.ctl_cache import CACHE_RENDER, add_cache, cache_resource
+from sdcpd.node.ctl_socket import NodeUnreachable, ask
+from sdcpd.node.ctl_tables import console, print_or, table_of, text_of
 from sdcpd.node.model_command import add_model, run_model
 
 DEFAULT_SOCKET: Final = "/run/sdcpd/sdcpd.sock"
-ANSWER_TIMEOUT_S: Final = 10
-"""Answers are read from memory; a node that needs longer hangs."""
-
-FILE_WIDTH: Final = 400
-
 OK, NOT_FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 DASHED_ID: Final = re.compile(r"-[A-Za-z0-9_-]+")
 COMMANDS: Final = ("failover", "switch", "cancel", "fence")
 WITH_ID: Final = ("show", *COMMANDS)
 SHOW_OPTIONS: Final = ("--json", "--socket", "--to", "--help")
-
-
-class NodeUnreachable(Exception):
-    """Nobody answers on the socket. The text says what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "model":
         return run_model(options)
     method, resource = "GET", f"/{options.command}"
-    if options.command in WITH_ID:
+    if options.command == "cache":
+        method, resource = cache_resource(options)
+    elif options.command in WITH_ID:
         if not options.id:
             print("sdcpctl: the session ID is empty; `sdcpctl sessions` lists those there are", file=sys.stderr)
             return USAGE
@@ -83,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(answer, indent=2))
     else:
-        _RENDER[options.command](_console(), answer)
+        render = CACHE_RENDER[options.cache_command] if options.command == "cache" else _RENDER[options.command]
+        render(console(), answer)
     return OK
 
 
@@ -106,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("instances", parents=[shared], help="instances the router knows of")
     commands.add_parser("classes", parents=[shared], help="traffic classes: whether they speculate, and what it gains")
     _add_commands(commands, shared)
+    add_cache(commands, shared)
     add_certs(commands)
     add_model(commands)
     return result
@@ -146,78 +142,43 @@ def _is_option(argument: str) -> bool:
     return argument == "-h" or any(option.startswith(argument) for option in SHOW_OPTIONS)
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=ANSWER_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def ask(path: str, resource: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
-    """One request over the socket at `path`: status and JSON body. Raises NodeUnreachable."""
-    connection = _UnixConnection(path)
-    try:
-        connection.request(method, resource)
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
-    except PermissionError as error:
-        raise NodeUnreachable(
-            f"{path} belongs to another user. Run sdcpctl as the user that runs sdcpd, or as root."
-        ) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise NodeUnreachable(
-            f"no sdcpd answers on {path} ({error}). Is it running? Its socket is sdcpd.sock in node.runtime_dir; "
-            "name another one with --socket PATH."
-        ) from error
-    finally:
-        connection.close()
-
-
-def _console() -> Console:
-    """The terminal's width; elsewhere wide enough that nothing is cut which a script may look for."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=FILE_WIDTH)
-
-
-def _sessions(console: Console, answer: dict[str, Any]) -> None:
+def _sessions(out: Console, answer: dict[str, Any]) -> None:
     """One line a session; `tokens` are those committed, of those allowed."""
     rows = answer["sessions"]
-    table = _table("session", "state", "round", "tokens", "m_cap", "drafter", "age_s")
+    table = table_of("session", "state", "round", "tokens", "m_cap", "drafter", "age_s")
     for entry in rows:
-        tokens = f"{_text(_first(entry, 'committed_tokens'))}/{_text(_first(entry, 'max_new'))}"
-        cells = (_text(_first(entry, name)) for name in ("m_cap", "drafter", "age_s"))
-        table.add_row(entry["session"], _text(_first(entry, "state")), _text(_first(entry, "round")), tokens, *cells)
-    _print_or(console, table, rows, "no sessions")
+        tokens = f"{text_of(_first(entry, 'committed_tokens'))}/{text_of(_first(entry, 'max_new'))}"
+        cells = (text_of(_first(entry, name)) for name in ("m_cap", "drafter", "age_s"))
+        table.add_row(
+            entry["session"], text_of(_first(entry, "state")), text_of(_first(entry, "round")), tokens, *cells
+        )
+    print_or(out, table, rows, "no sessions")
 
 
-def _show(console: Console, answer: dict[str, Any]) -> None:
+def _show(out: Console, answer: dict[str, Any]) -> None:
     """Members down, roles across."""
     roles = _roles(answer)
-    table = _table(answer["session"], *roles)
+    table = table_of(answer["session"], *roles)
     names = dict.fromkeys(name for role in roles for name in answer[role])
     for name in names:
-        table.add_row(name, *(_text(answer[role].get(name)) for role in roles))
-    console.print(table)
+        table.add_row(name, *(text_of(answer[role].get(name)) for role in roles))
+    out.print(table)
 
 
-def _instances(console: Console, answer: dict[str, Any]) -> None:
+def _instances(out: Console, answer: dict[str, Any]) -> None:
     """One line an instance; `age_ms` is that of its last report, which holds for `ttl_ms`."""
     rows = answer["instances"]
     names = ("instance", "role", "method", "load", "queue", "placed", "accept_milli", "age_ms", "ttl_ms", "expired")
-    table = _table(*names)
+    table = table_of(*names)
     for row in rows:
-        table.add_row(*(_text(row.get(name)) for name in names))
-    _print_or(console, table, rows, "no instances (the router runs on another node, or nothing has reported yet)")
+        table.add_row(*(text_of(row.get(name)) for name in names))
+    print_or(out, table, rows, "no instances (the router runs on another node, or nothing has reported yet)")
 
 
-def _classes(console: Console, answer: dict[str, Any]) -> None:
+def _classes(out: Console, answer: dict[str, Any]) -> None:
     """One line a class. `ratio`: time per token without speculation over that with it; above 1 it pays."""
     rows = answer["classes"]
-    table = _table(
+    table = table_of(
         "class", "speculation", "reason", "running", "acceptance", "sessions", "ms/token", "plain", "ms/token", "ratio"
     )
     for row in rows:
@@ -230,17 +191,17 @@ def _classes(console: Console, answer: dict[str, Any]) -> None:
             "ratio",
         )
         state = "on" if row["speculation"] else "off"
-        cells = (_text(row.get(name)) for name in names)
-        table.add_row(row["name"], state, _text(row.get("reason")), _text(row.get("running")), *cells)
-    _print_or(console, table, rows, "no traffic classes (no [[class]] is configured, or the router runs elsewhere)")
+        cells = (text_of(row.get(name)) for name in names)
+        table.add_row(row["name"], state, text_of(row.get("reason")), text_of(row.get("running")), *cells)
+    print_or(out, table, rows, "no traffic classes (no [[class]] is configured, or the router runs elsewhere)")
 
 
-def _command(console: Console, answer: dict[str, Any]) -> None:
+def _command(out: Console, answer: dict[str, Any]) -> None:
     """One line: what was begun, and where the session stood."""
     names = ("session", "command", "state", "epoch", "verifier", "drafter")
-    table = _table(*names)
-    table.add_row(*(_text(answer.get(name)) for name in names))
-    console.print(table)
+    table = table_of(*names)
+    table.add_row(*(text_of(answer.get(name)) for name in names))
+    out.print(table)
 
 
 _RENDER: Final = {"sessions": _sessions, "show": _show, "instances": _instances, "classes": _classes} | dict.fromkeys(
@@ -256,32 +217,6 @@ def _first(entry: dict[str, Any], name: str) -> object:
     """The member `name` from the verifier's entry if it has one (it owns the truth), else from any other role's."""
     roles = sorted(_roles(entry), key=lambda role: role != "verifier")
     return next((entry[role][name] for role in roles if entry[role].get(name) is not None), None)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table
-
-
-def _print_or(console: Console, table: Table, rows: Iterable[object], nothing: str) -> None:
-    if rows:
-        console.print(table)
-    else:
-        console.print(nothing)
-
-
-def _text(value: object) -> str:
-    match value:
-        case None:
-            return "-"
-        case float():
-            return f"{value:.3g}"
-        case list() | dict():
-            return json.dumps(value)
-        case _:
-            return str(value)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ import trio
 from msgspec import Struct
 
 from sdcpd import __version__
+from sdcpd.cache.bandwidth import Bandwidth
 from sdcpd.cache.files import Files, StateInUse
 from sdcpd.drafting.source import DraftSource
 from sdcpd.edge.admin import Admin, SocketRefused, bind_admin_socket, serve_admin
+from sdcpd.edge.admin_cache import CacheAdmin
 from sdcpd.edge.dispatch import (
     Dispatcher,
     cache_dispatcher,
@@ -114,6 +116,7 @@ class Node:
         self.router: Router | None = None
         self.verifier: Verifier | None = None
         self.drafter: Drafter | None = None
+        self.cache: ObjectCache | None = None
         self.address: tuple[str, int] | None = None  # of the client port, once it listens
         self.network: Network | None = None
         self._config: Final = config
@@ -122,6 +125,7 @@ class Node:
         self._snapshots: Final[dict[str, Callable[[], Struct]]] = {}
         self._boot: Final = world.randomness.stream("boot").octets(16)
         self._alive: Final = trio.CancelScope()
+        self._bandwidth: Final = Bandwidth()
         self._server: FrontendServer | None = None
         self._client_app: FrontendApp | None = None
         self._client_tls: ClientTls | None = None
@@ -190,7 +194,12 @@ class Node:
         waited for: hosts start in any order.
         """
         config = self._config
-        admin = Admin(self._snapshots, __version__, lambda: self.router.commands if self.router is not None else None)
+        admin = Admin(
+            self._snapshots,
+            __version__,
+            lambda: self.router.commands if self.router is not None else None,
+            CacheAdmin(lambda: self.cache),
+        )
         await stages.start(
             "admin", partial(serve_admin, admin, bind_admin_socket(config.node.socket), library_logger())
         )
@@ -204,7 +213,7 @@ class Node:
         if "cache" in config.roles:
             await self._start_cache(stages)
         elif "cache" in config.served():
-            objects = ObjectCache(config.cache, self._ports("cache"))
+            self.cache = objects = ObjectCache(config.cache, self._ports("cache"))
             await self._start_role(
                 stages, "cache", objects, object_cache_dispatcher(objects, config.cache, self.meters)
             )
@@ -282,7 +291,7 @@ class Node:
     async def _start_cache(self, stages: Stages) -> None:
         config = self._config
         try:
-            cache = Cache(config.cache, self._ports("cache"), self._world.files())
+            self.cache = cache = Cache(config.cache, self._ports("cache"), self._world.files())
             await self._start_role(stages, "cache", cache, cache_dispatcher(cache, config.cache, self.meters))
         except OSError as error:
             raise NotStarted(
@@ -348,8 +357,11 @@ class Node:
                 (*self._config.caches(), own_cache),
                 near=(own_cache,),
                 workers=world.workers,
+                clock=world.clock,
+                bandwidth=self._bandwidth,
             ),
             engine=engine,
+            bandwidth=self._bandwidth,
         )
 
     def _gauges(self) -> Iterator[Gauge]:

@@ -380,6 +380,7 @@ class Drafter:
             role=InstanceRole.DRAFTER,
             load=self._load(),
             queue=len(self._sessions),
+            cache_mbps=self._ports.bandwidth.mbps,
             accept_milli=UNSET if self._accept is None else int(1000 * self._accept),
             ttl_ms=self._settings.ttl_ms,
             model=self._identity.model,

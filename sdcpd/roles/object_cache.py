@@ -45,6 +45,7 @@ from sdcpd.protocol.problems import (
     UnknownResource,
 )
 from sdcpd.protocol.terms import session_path_id
+from sdcpd.roles.block_cache import BlockCache
 from sdcpd.roles.ports import Peer, Ports
 from sdcpd.roles.waits import Changes
 
@@ -114,6 +115,7 @@ class ObjectCache:
         self._settings = settings
         self._ports = ports
         self._objects = ObjectStore(settings)
+        self.blocks: Final = BlockCache(ports)
         self._lease_ids = ports.randomness.stream("leases")
         self._coding = trio.Semaphore(CODED_AT_ONCE)
         self._awaited: dict[str, _Awaited] = {}
@@ -127,6 +129,11 @@ class ObjectCache:
         while True:
             await clock.sleep_until(clock.now() + self._settings.maintenance_interval_s)
             self._objects.expire(clock.now())
+
+    @property
+    def cache_mbps(self) -> int:
+        """How fast this node has fetched from others of late, in 10^6 bits a second."""
+        return self._ports.bandwidth.mbps
 
     def snapshot(self) -> ObjectCacheSnapshot:
         objects = self._objects.snapshot()
@@ -223,9 +230,10 @@ class ObjectCache:
         """As `purge`, for whoever may. Raises ObjectLeased."""
         place = scope_path(scope) + "/"
         held = self._objects.held_below(place, self._ports.clock.now())
+        held += self.blocks.held_in(scope)
         if held and not force:
-            raise ObjectLeased(f"leases hold {held} objects of this scope; wait for their end, or force it")
-        return ScopePurged(objects=self._objects.purge(place))
+            raise ObjectLeased(f"leases hold {held} things of this scope; wait for their end, or force it")
+        return ScopePurged(objects=self._objects.purge(place), blocks=self.blocks.purge(scope))
 
     def object_facts(self, place: str = "") -> list[ObjectFacts]:
         """All objects below this path, for operators."""

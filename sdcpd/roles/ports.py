@@ -6,11 +6,12 @@ with its problem), or Unreachable (which includes "maybe delivered"). Deadlines 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from sdcpd.cache.bandwidth import Bandwidth
 from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 from sdcpd.protocol.messages import (
     Assignment,
@@ -221,3 +222,5 @@ class Ports:
     peers: Peers
     objects: Objects
     engine: Engine | None = None
+    bandwidth: Bandwidth = field(default_factory=Bandwidth)
+    """Of the node's fetches from others: one for all of its roles."""

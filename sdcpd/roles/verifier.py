@@ -273,6 +273,7 @@ class Verifier:
             role=int(InstanceRole.VERIFIER),
             load=self.load(),
             queue=len(self._open),
+            cache_mbps=self._ports.bandwidth.mbps,
             ttl_ms=self._settings.ttl_ms,
             model=info.model,
             tokenizer=info.tokenizer,

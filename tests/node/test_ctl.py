@@ -221,3 +221,45 @@ async def test_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixt
 async def test_a_command_where_no_router_runs(served: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run("fence", session_path_id(FIRST), "--socket", served) == ctl.NOT_FOUND
     assert "no router runs on this node" in capsys.readouterr().err
+
+
+@pytest.fixture
+async def with_cache(tmp_path: Path) -> AsyncIterator[str]:
+    """A node whose cache holds one object and one block; the socket's path."""
+    from tests.edge.test_admin_cache import desk
+
+    path = tmp_path / "sdcpd.sock"
+    async with desk() as d, trio.open_nursery() as nursery:
+        await nursery.start(serve_admin, d.admin, bind_admin_socket(path), logging.getLogger("test"))
+        yield str(path)
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_cache_s_commands(with_cache: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each prints a table, and with --json the node's answer as it is."""
+    from tests.edge.test_admin_cache import OURS, ROWS, TENANT, THEIRS
+
+    ours = OURS.hex()[:10]
+    for words, shown, member in (
+        (["stats"], "cache_mbps: 1000", "cache_mbps"),
+        (["ls"], ROWS.path, "entries"),
+        (["ls", "--scope", "-"], OURS.hex(), "entries"),
+        (["show", ours], OURS.hex(), "tiers"),
+        (["pin", ours, "soft"], "soft", "pin"),
+        (["pin", ours, "none"], "none", "pin"),
+        (["evict", THEIRS.hex()], THEIRS.hex(), None),
+        (["evict", ours], OURS.hex(), None),
+        (["purge", f"--scope={TENANT}"], "objects", "records"),
+        (["purge", "--scope", TENANT, "--force"], "objects", "records"),
+    ):
+        if member is not None:
+            command = ["cache", *words, "--json", "--socket", with_cache]
+            if words[0] != "purge":  # which would leave nothing for the table
+                assert await trio.to_thread.run_sync(ctl.main, command) == 0, words
+                assert member in json.loads(capsys.readouterr().out)
+        assert await trio.to_thread.run_sync(ctl.main, ["cache", *words, "--socket", with_cache]) == 0, words
+        assert shown in capsys.readouterr().out, words
+    assert await trio.to_thread.run_sync(ctl.main, ["cache", "ls", "--socket", with_cache]) == 0
+    assert "the cache is empty" in capsys.readouterr().out
+    assert await trio.to_thread.run_sync(ctl.main, ["cache", "show", "abcdef", "--socket", with_cache]) == 1
+    assert "nothing here is named abcdef" in capsys.readouterr().err

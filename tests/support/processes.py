@@ -12,7 +12,7 @@ from sdcpd.cache.log_requests import LogContent
 from sdcpd.cache.log_store import LogStore
 from sdcpd.cache.refs import LogName
 from sdcpd.cache.settings import CacheSettings
-from sdcpd.node import ctl
+from sdcpd.node import ctl_socket
 from sdcpd.protocol.commit_log import CommitRecord, read_records, view
 from sdcpd.protocol.terms import session_from_path_id
 
@@ -49,7 +49,7 @@ def read_log(state: Path, session: str) -> list[CommitRecord]:
 
 def sessions_of(admin_socket: Path) -> list[dict[str, Any]]:
     """What `sdcpctl sessions --json` says."""
-    status, answer = ctl.ask(str(admin_socket), "/sessions")
+    status, answer = ctl_socket.ask(str(admin_socket), "/sessions")
     assert status == 200
     sessions: list[dict[str, Any]] = answer["sessions"]
     return sessions

@@ -9,7 +9,7 @@ import hashlib
 import io
 from collections.abc import Iterable
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from sdcpd.protocol.encoding import convert, encode, load_next
 from sdcpd.protocol.messages import Message, Sampling
@@ -23,7 +23,7 @@ RECORD_LIMIT_BYTES = 64 * 1024
 class Control(Message, frozen=True, kw_only=True):
     """`ctl` of a commit: what 6.5 decided, so that a verdict can be rebuilt and a resume restores c, g and j.
 
-    `accepted` and `m_cap` are absent in a self-decoded round, which has no verdict (decision 62).
+    `accepted`, `m_cap` and `proposed` are absent in a self-decoded round, which has no verdict (decision 62).
     """
 
     c: Uint
@@ -35,6 +35,7 @@ class Control(Message, frozen=True, kw_only=True):
     low: Uint
     load: Percent
     sampling: Sampling | UnsetType = UNSET  # only when it changed with this round
+    proposed: Uint | UnsetType = field(default=UNSET, name="sdcpd_proposed")  # M, for the figures of the session
 
 
 class CommitRecord(Message, frozen=True, kw_only=True):

@@ -422,4 +422,5 @@ def ending_of(result: Over | GaveUp) -> Ending:
     if isinstance(result, GaveUp):
         return Ending(finish=Action.FAIL, reason=result.reason, detail=result.detail)
     found = result.ending
-    return Ending(finish=found.finish, reason=found.reason, cancelled=found.reason == "cancelled", gone=True)
+    cancelled = found.reason == "cancelled"
+    return Ending(finish=found.finish, reason=found.reason, cancelled=cancelled, gone=True, stats=found.stats)

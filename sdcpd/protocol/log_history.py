@@ -10,8 +10,9 @@ from msgspec import UNSET, Struct
 
 from sdcpd.protocol import digests
 from sdcpd.protocol.commit_log import CommitRecord, FenceRecord, LogView, log_tag, read_records, view
-from sdcpd.protocol.messages import Contract
+from sdcpd.protocol.messages import Contract, SpeculationStats
 from sdcpd.protocol.problems import IllFormed
+from sdcpd.protocol.round_counts import RoundCounts
 from sdcpd.protocol.terms import TOKEN_LIMIT, Action
 
 LADDER_EXHAUSTED = "the fallback ladder is exhausted"
@@ -23,6 +24,7 @@ class LogEnding(Struct, frozen=True):
 
     finish: Action
     reason: str | None
+    stats: SpeculationStats
 
 
 class History(Struct, frozen=True):
@@ -85,12 +87,14 @@ def read_history(log: bytes, contract: Contract, prompt: tuple[int, ...]) -> His
 def _ending(seen: LogView, contract: Contract, tokens: list[int]) -> LogEnding | None:
     """Decision 91: what makes a log closed. The last commit is asked first, since it is what readers were told."""
     last = seen.last
+    stats = RoundCounts(contract.m_max, seen.commits).stats()
     action = last.ctl.action if last is not None and last.ctl is not UNSET else None
     if action is Action.FINISH or len(tokens) >= contract.max_new or (tokens and tokens[-1] in contract.stop):
-        return LogEnding(finish=Action.FINISH, reason=None)
+        return LogEnding(finish=Action.FINISH, reason=None, stats=stats)
     if action is Action.FAIL:
-        return LogEnding(finish=Action.FAIL, reason=LADDER_EXHAUSTED)
+        return LogEnding(finish=Action.FAIL, reason=LADDER_EXHAUSTED, stats=stats)
     if seen.ended is not None:
         reason = seen.ended.reason if isinstance(seen.ended.reason, str) else None
-        return LogEnding(finish=Action.FINISH if seen.ended.end is Action.FINISH else Action.FAIL, reason=reason)
+        finish = Action.FINISH if seen.ended.end is Action.FINISH else Action.FAIL
+        return LogEnding(finish=finish, reason=reason, stats=stats)
     return None

@@ -1,4 +1,10 @@
-"""What speculation did for one session, in counts that add up (conventions of the field: counters, no rates)."""
+"""What speculation did for one session, in counts that add up (conventions of the field: counters, no rates).
+
+All of it stands in the commit log, M of each round as `sdcpd_proposed` of its `ctl`. So the figures are the session's
+and not its last verifier's: whoever takes it over counts on from the log, and a reader of a closed log has them too.
+"""
+
+from collections.abc import Iterable
 
 from msgspec import UNSET
 
@@ -7,22 +13,27 @@ from sdcpd.protocol.messages import SpeculationStats
 
 
 class RoundCounts:
-    """Counts over the committed rounds of one session; `m_max` bounds the histogram."""
+    """Counts over the committed rounds of one session; `m_max` bounds the histogram.
 
-    def __init__(self, m_max: int) -> None:
+    `commits` are those of a log that is taken over, whoever wrote it: what does not tell M counts as M = a, and an a
+    beyond m_max, which no verifier may commit, as m_max.
+    """
+
+    def __init__(self, m_max: int, commits: Iterable[CommitRecord] = ()) -> None:
         self._rounds = 0
         self._draft_tokens = 0
         self._accepted_histogram = [0] * (m_max + 1)
+        for record in commits:
+            self.committed(record)
 
-    def committed(self, record: CommitRecord, proposed: int | None) -> None:
-        """One more committed round of M = `proposed` tokens; None for a self-decoded one."""
+    def committed(self, record: CommitRecord) -> None:
+        """One more committed round; without `accepted` a self-decoded one."""
         self._rounds += 1
-        if proposed is None:
+        if record.ctl is UNSET or record.ctl.accepted is UNSET:
             return
-        assert record.ctl is not UNSET
-        assert record.ctl.accepted is not UNSET
-        self._draft_tokens += proposed
-        self._accepted_histogram[record.ctl.accepted] += 1
+        accepted = min(record.ctl.accepted, len(self._accepted_histogram) - 1)
+        self._draft_tokens += accepted if record.ctl.proposed is UNSET else record.ctl.proposed
+        self._accepted_histogram[accepted] += 1
 
     def stats(self) -> SpeculationStats:
         return SpeculationStats(

@@ -68,6 +68,7 @@ def decide(
         low=counters.c,
         load=load,
         sampling=sampling,
+        proposed=UNSET if proposed is None else proposed,
     )
     after = Point(
         round=point.round + 1,

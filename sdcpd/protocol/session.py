@@ -93,7 +93,7 @@ class Session:
         self.stopped: str | None = None
         self.reason: str | None = None
         self.named = NamedDrafter()
-        self.counts = RoundCounts(opened.contract.m_max)
+        self.counts = RoundCounts(opened.contract.m_max, taken.history.commits if taken is not None else ())
         self.profiles = Profiles(opened.contract)
         if taken is not None:
             self.profiles.take_over(taken.history.commits)
@@ -345,7 +345,7 @@ class Session:
             self._say(pending.record.end, self.reason)
             return Settled(record=pending.record, proposed=None, closed=True)
         proposed = len(self._proposal.tokens) if self._proposal is not None else None
-        self.counts.committed(pending.record, proposed)
+        self.counts.committed(pending.record)
         self._proposal = None
         self._act(pending, now)
         if self._ending is not None and not self.prefix.pending and not self.closed:

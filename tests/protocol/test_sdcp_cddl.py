@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, inspect
 
-from sdcpd.protocol import commit_log, messages
+from sdcpd.edge import cache_messages
+from sdcpd.protocol import commit_log, directory, messages
 from sdcpd.protocol.commit_log import CommitRecord, EndRecord, FenceRecord, write_record
 from sdcpd.protocol.encoding import decode, decode_tokens, encode, encode_tokens
 from sdcpd.protocol.messages import Contract, Event, Output, Proposal, SessionOpen, Status, Verdict
@@ -42,6 +43,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
             return st.integers(least if least is not None else 0, most if most is not None else 2**64 - 1)
         case inspect.BytesType(min_length=least, max_length=most):
             return st.binary(min_size=least or 0, max_size=most)
+        case inspect.StrType(pattern=str() as pattern):
+            return st.from_regex(pattern.removesuffix("$"), fullmatch=True)
         case inspect.StrType(min_length=least):
             return st.text(min_size=least or 0, max_size=20)
         case inspect.VarTupleType(item_type=item, min_length=least):
@@ -73,7 +76,7 @@ def refused_by_us(octets: bytes, kind: type[Struct]) -> bool:
 def test_the_file_has_a_production_for_every_struct() -> None:
     structs = {
         kind
-        for module in (messages, commit_log)
+        for module in (messages, commit_log, directory, cache_messages)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, messages.Message | Contract | messages.ContractSampling)
     }

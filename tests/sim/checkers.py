@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable
 
 import trio
+from msgspec import UNSET
 
 from sdcpd.cache.journal import Written
 from sdcpd.cache.log_requests import AppendToLog, CreateLog, LogAppended, ReplaceRecord
@@ -249,6 +250,10 @@ class Checkers:
         elif page.epoch > book.epoch and not book.rotted:
             self._wrong(
                 f"{item}: {session_path_id(page.session)}: output of epoch {page.epoch}, the log is at {book.epoch}"
+            )
+        elif page.stats is not UNSET and not book.rotted and page.stats.rounds != len(book.commits):
+            self._wrong(
+                f"3: {session_path_id(page.session)}: figures of {page.stats.rounds} of {len(book.commits)} rounds"
             )
         elif page.final and page.finish == 4 and not book.closed and not book.rotted:
             self._wrong(f"3: {session_path_id(page.session)}: a final page before the log says so")

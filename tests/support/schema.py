@@ -7,7 +7,8 @@ from importlib.resources import files
 import pycddl
 from msgspec import Struct
 
-from sdcpd.protocol import commit_log, messages
+from sdcpd.edge import cache_messages
+from sdcpd.protocol import commit_log, directory, messages
 
 PRODUCTIONS: dict[type[Struct], str] = {
     messages.Contract: "contract",
@@ -29,6 +30,12 @@ PRODUCTIONS: dict[type[Struct], str] = {
     commit_log.CommitRecord: "commit-record",
     commit_log.FenceRecord: "fence-record",
     commit_log.EndRecord: "end-record",
+    directory.DirectoryRecord: "directory-record",
+    cache_messages.LeaseRequest: "lease-request",
+    cache_messages.LeaseRenewal: "lease-renewal",
+    cache_messages.LeaseAnswer: "lease-answer",
+    cache_messages.DirectoryAnswer: "directory-answer",
+    cache_messages.DirectoryEntry: "directory-entry",
 }
 """Every Struct that goes over a wire or into a log, and its production."""
 

@@ -47,7 +47,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     of every `seq` (decision 111). `nonce` makes this router's fences (decision 85) and records its own.
     `record` is where the directory record goes (106), None for a session without one, and `model` the name a client
     used. `jitter` in [0.5, 1] stretches this session's backoffs, so that sessions which failed together do not retry
-    together. `policy` is a profile that is for the verifier alone, in force from round 1 (decision 18).
+    together. `policy` is a profile that is for the verifier alone, in force from round 1 (decision 18). `logprobs`: how
+    many likeliest tokens are told of with each token, None for no log-probabilities at all (decision 114).
     """
 
     session: bytes
@@ -67,6 +68,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     model: str = ""
     jitter: float = 1.0
     policy: Sampling | UnsetType = UNSET
+    logprobs: int | None = None
 
     def tokens_ref(self, epoch: int, round_: int) -> str:
         """cache-ref of the tokens committed up to a round."""
@@ -81,6 +83,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             prompt=self.prompt,
             commit_log=self.commit_log,
             router=self.router,
+            logprobs=UNSET if self.logprobs is None else self.logprobs,
         )
 
 

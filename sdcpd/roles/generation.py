@@ -33,6 +33,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     rule 2, with one by rule 65281, under which the text is a function of prompt, profile and seed (decision 115).
     `rule` overrides the choice between the two: rule 2 with a seed has its draws fixed, but not its text.
 
+    `logprobs` k (0 to 20) asks for each token's log-probability and those of the k likeliest in its place: then each
+    page has `logprobs`, one entry a token, which `protocol.logprobs.unpack_entry` opens (decision 114).
+
     `m_max` bounds the length of proposals below what the model's ladder says. `traffic_class` names how the session is
     treated where load is distributed. `scope`, 16 octets, keeps what is cached and learned of it apart from sessions of
     other scopes (draft 4.1); `group` is whom it belongs to, in the operator's words.
@@ -48,6 +51,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top_p_milli: int = 1000
     seed: int | None = None
     rule: int | None = None
+    logprobs: int | None = None
     m_max: int | None = None
     traffic_class: str | None = None
     scope: bytes | None = None

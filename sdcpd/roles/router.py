@@ -309,6 +309,7 @@ class Router:
             speculation=record.speculation,
             model=record.model,
             policy=record.policies[-1].sampling if record.policies else UNSET,
+            logprobs=None if isinstance(record.open.logprobs, UnsetType) else record.open.logprobs,
         )
         task = SessionTask(
             Placement(plan, self._fleet, self._settings.patience),
@@ -419,6 +420,7 @@ class Router:
             speculation=request.speculation,
             model=model.name,
             policy=verifier_policy(request),
+            logprobs=request.logprobs,
         )
         placement = Placement(plan, self._fleet, self._settings.patience)
         return SessionTask(placement, model=model.name, ports=self._ports, settings=self._settings)

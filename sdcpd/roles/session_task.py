@@ -197,11 +197,20 @@ class SessionTask:
         ending = placement.ending
         if ending is None and self._stopped:
             ending = Ending(finish=Action.FAIL, reason="router_stopped")
-        tokens = placement.output.tokens(start, start + PAGE_TOKENS)
-        final = ending is not None and start + len(tokens) == len(placement.output)
+        output = placement.output
+        there = output.complete if ending is None else len(output)  # what is not complete now will not be any more
+        tokens = output.tokens(start, min(start + PAGE_TOKENS, there))
+        final = ending is not None and start + len(tokens) == len(output)
         if not tokens and not final:
             return None
-        page = Output(session=self.session, epoch=placement.epoch, from_=start, tokens=tokens, final=final)
+        page = Output(
+            session=self.session,
+            epoch=placement.epoch,
+            from_=start,
+            tokens=tokens,
+            final=final,
+            logprobs=output.entries(start, len(tokens)),
+        )
         if not final or ending is None:
             return page
         return replace(
@@ -246,9 +255,9 @@ class SessionTask:
                 outcome=repr(outcome.status if isinstance(outcome, Refused) else outcome.reason),
                 round=self.round,
             )
-        held = len(self.placement.output)
+        held = self.placement.output.complete
         steps = self.placement.outcome(action.call, outcome, self._ports.clock.now())
-        if len(self.placement.output) > held:
+        if self.placement.output.complete > held:
             self._output.notify()
         self._do(steps)
 

@@ -15,6 +15,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from sdcpd.frontend.logprobs import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
 from sdcpd.frontend.reply import Delta
 from sdcpd.protocol.messages import SpeculationStats
 from sdcpd.roles.generation import ModelCard, Passage
@@ -85,21 +86,21 @@ class _ChatChoice(Struct, frozen=True):
     message: _ChatMessage
     finish_reason: FinishReason
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class _ChatChunkChoice(Struct, frozen=True):
     delta: _ChatDelta
     finish_reason: FinishReason | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class _TextChoice(Struct, frozen=True):
     text: str
     finish_reason: FinishReason | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
 
 
 class _Body(Struct, frozen=True, kw_only=True):
@@ -189,7 +190,8 @@ class ChatShape(_Writer):
 
     def whole(self, choices: Sequence[Finished], usage: Usage, metrics: Metrics | None) -> bytes:
         written = tuple(
-            _ChatChoice(_ChatMessage(choice.delta.text), choice.finish, index) for index, choice in enumerate(choices)
+            _ChatChoice(_ChatMessage(choice.delta.text), choice.finish, index, chat_logprobs(choice.delta.logprobs))
+            for index, choice in enumerate(choices)
         )
         return self._encode(self.kind, written, usage, metrics)
 
@@ -197,7 +199,9 @@ class ChatShape(_Writer):
         return self._chunk(_ChatChunkChoice(_ChatDelta(role="assistant", content=""), index=index))
 
     def piece(self, index: int, delta: Delta) -> bytes:
-        return self._chunk(_ChatChunkChoice(_ChatDelta(content=delta.text), index=index))
+        return self._chunk(
+            _ChatChunkChoice(_ChatDelta(content=delta.text), index=index, logprobs=chat_logprobs(delta.logprobs))
+        )
 
     def last(self, index: int, finish: FinishReason) -> bytes:
         return self._chunk(_ChatChunkChoice(_ChatDelta(), finish, index))
@@ -210,14 +214,17 @@ class TextShape(_Writer):
     chunk_kind = "text_completion"
 
     def whole(self, choices: Sequence[Finished], usage: Usage, metrics: Metrics | None) -> bytes:
-        written = tuple(_TextChoice(choice.delta.text, choice.finish, index) for index, choice in enumerate(choices))
+        written = tuple(
+            _TextChoice(choice.delta.text, choice.finish, index, text_logprobs(choice.delta.logprobs))
+            for index, choice in enumerate(choices)
+        )
         return self._encode(self.kind, written, usage, metrics)
 
     def first(self, index: int) -> bytes | None:  # noqa: ARG002  # nothing goes before text
         return None
 
     def piece(self, index: int, delta: Delta) -> bytes:
-        return self._chunk(_TextChoice(delta.text, index=index))
+        return self._chunk(_TextChoice(delta.text, index=index, logprobs=text_logprobs(delta.logprobs)))
 
     def last(self, index: int, finish: FinishReason) -> bytes:
         return self._chunk(_TextChoice("", finish, index))

@@ -99,7 +99,12 @@ class Generator:
 
     def _reply(self, work: Work, request: GenerationRequest) -> Reply:
         after = () if isinstance(work.ask.sources[0], Conversation) else request.prompt
-        return Reply(work.text.detokenizer(after=after), StopScanner(work.ask.stop_strings), frozenset(request.stop))
+        return Reply(
+            work.text.detokenizer(after=after),
+            StopScanner(work.ask.stop_strings),
+            frozenset(request.stop),
+            work.text.octets,
+        )
 
     async def _run(self, choice: Choice, work: Work, outlet: Outlet, arrived_at: float, request_id: str) -> None:
         """One choice. Raises ApiError and ClientGone."""
@@ -145,6 +150,7 @@ def _request(
         prompt=prompt,
         max_new=max_new,
         stop=stop,
+        logprobs=ask.logprobs,
         speculation=wish.enabled,
         m_max=wish.m_max,
         scope=caller.scope,

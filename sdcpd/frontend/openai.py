@@ -28,7 +28,7 @@ from sdcpd.frontend.errors import ApiError, context_length_exceeded, invalid, un
 from sdcpd.frontend.fields import CHAT, COMPLETION, STREAM_OPTIONS, read_fields
 from sdcpd.frontend.messages import read_messages
 from sdcpd.frontend.speculation import SpeculationWish, read_speculation
-from sdcpd.protocol.terms import TOKEN_LIMIT
+from sdcpd.protocol.terms import LOGPROBS_LIMIT, TOKEN_LIMIT
 from sdcpd.roles.generation import STOP_TOKENS_LIMIT
 
 COMPLETION_MAX_TOKENS: Final = 16
@@ -74,11 +74,14 @@ class _Common(Struct, frozen=True, kw_only=True):
 class _ChatRequest(_Common, frozen=True, kw_only=True):
     messages: list[dict[str, object]]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_LIMIT)] | None = None
     chat_template_kwargs: dict[str, object] | None = None
 
 
 class _CompletionRequest(_Common, frozen=True, kw_only=True):
     prompt: str | list[object]
+    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_LIMIT)] | None = None
 
 
 class Conversation(Struct, frozen=True):
@@ -107,7 +110,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     """A request with nothing left to check but what needs the model: its template, tokens and context.
 
     `max_new` None: `default_max_new` if that is given, else what the context holds. `max_new_param` is the name under
-    which the caller gave `max_new`. `facts`: `user` and `metadata`, by which a traffic class may take the request.
+    which the caller gave `max_new`. `logprobs` None: none; else how many alternatives are told beside each token's own.
+    `facts`: `user` and `metadata`, by which a traffic class may take the request.
     """
 
     model: str
@@ -119,6 +123,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     stop_strings: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
     speculation: SpeculationWish = SpeculationWish()
     sampling: SamplingWish = SamplingWish()
     stream: bool = False
@@ -141,13 +146,23 @@ def read_chat(body: bytes) -> Ask:
             raise invalid(param, "max_tokens and max_completion_tokens differ; send one of them")
         max_new = request.max_completion_tokens
     source = Conversation(read_messages(request.messages), request.chat_template_kwargs or {})
-    return _ask(request, (source,), max_new, param, None)
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs", "top_logprobs is allowed only with logprobs: true")
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    return _ask(request, (source,), max_new, param, None, logprobs)
 
 
 def read_completion(body: bytes) -> Ask:
     """A body of POST /v1/completions. Raises ApiError."""
     request = read_fields(read_object(body), _CompletionRequest, COMPLETION)
-    return _ask(request, _read_prompts(request.prompt), request.max_tokens, "max_tokens", COMPLETION_MAX_TOKENS)
+    return _ask(
+        request,
+        _read_prompts(request.prompt),
+        request.max_tokens,
+        "max_tokens",
+        COMPLETION_MAX_TOKENS,
+        request.logprobs,
+    )
 
 
 def new_tokens(ask: Ask, prompt_tokens: int, context_tokens: int) -> int | None:
@@ -182,6 +197,7 @@ def _ask(
     max_new: int | None,
     max_new_param: str,
     default_max_new: int | None,
+    logprobs: int | None,
 ) -> Ask:
     options = read_fields(request.stream_options or {}, _StreamOptions, STREAM_OPTIONS, "stream_options.")
     if request.stream_options is not None and not request.stream:
@@ -199,6 +215,7 @@ def _ask(
         stop_strings=_read_stop(request.stop),
         stop_tokens=_read_stop_tokens(request.stop_token_ids or []),
         ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
         speculation=read_speculation(request.speculation),
         sampling=_read_sampling(request),
         stream=bool(request.stream),

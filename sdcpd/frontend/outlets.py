@@ -11,6 +11,7 @@ An answer may be broken off from outside (the server stops): `halt` cancels its 
 it sends, and `fail` then says why. What was finished meanwhile stays finished.
 """
 
+from itertools import chain
 from typing import Final, Protocol
 
 import trio
@@ -185,4 +186,4 @@ class StreamOutlet(_Sessions):
 
 def joined(deltas: list[Delta]) -> Delta:
     """All that a choice said, as one."""
-    return Delta("".join(delta.text for delta in deltas))
+    return Delta("".join(delta.text for delta in deltas), tuple(chain(*(delta.logprobs for delta in deltas))))

@@ -104,6 +104,10 @@ class ModelText:
         spelled: str | None = self._tokenizer.id_to_token(token)
         return spelled
 
+    def octets(self, token: int) -> bytes:
+        """See TokenReader.octets."""
+        return self._reader.octets(token)
+
     @property
     def vocabulary(self) -> int:
         """Ids that the tokenizer knows are below this. A model's own vocabulary may be padded beyond it."""

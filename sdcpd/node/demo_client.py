@@ -57,7 +57,7 @@ def ask(
     first = last = started
     usage: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
-    for chunk in _chunks(address, body):
+    for chunk in chunks(address, body):
         if "error" in chunk:
             raise RequestFailed(f"the answer broke off: {chunk['error'].get('message', chunk['error'])}")
         usage, metrics = chunk.get("usage") or usage, chunk.get("metrics") or metrics
@@ -86,7 +86,7 @@ def ask(
     )
 
 
-def _chunks(address: tuple[str, int], body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def chunks(address: tuple[str, int], body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The JSON objects of a stream of server-sent events, up to its [DONE]."""
     connection = http.client.HTTPConnection(*address, timeout=ANSWER_LIMIT_S)
     try:

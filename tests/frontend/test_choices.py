@@ -10,9 +10,15 @@ from sdcpd.frontend.choices import CHOICES_AT_ONCE
 from sdcpd.protocol.draws import choice_seed
 from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.generation import GenerationRefused
-from tests.support.frontend import EOS, SESSION, make_world, page, tokens_of
+from tests.support.frontend import EOS, SESSION, Step, make_world, page, tokens_of
 
-HELLO = [page(tokens_of("Hel")), 1.0, page([*tokens_of("lo"), EOS], final=True)]
+HELLO: list[Step] = [page(tokens_of("Hel")), 1.0, page([*tokens_of("lo"), EOS], final=True)]
+
+BROKEN: list[Step] = [
+    page(tokens_of("a")),
+    1.0,
+    page([], final=True, finish=Action.FAIL, reason="verifier_lost"),
+]
 
 
 async def test_whole(autojump_clock: MockClock) -> None:
@@ -60,7 +66,7 @@ async def test_streamed(chat: bool, autojump_clock: MockClock) -> None:
 
 
 async def test_one_that_fails_ends_all(autojump_clock: MockClock) -> None:
-    world = make_world([page(tokens_of("a")), 1.0, page([], final=True, finish=Action.FAIL, reason="verifier_lost")])
+    world = make_world(BROKEN)
     answer = await world.complete(n=3)
     assert (answer.status, answer.error["code"]) == (503, "verifier_lost")
     streamed = await world.complete(n=3, stream=True)

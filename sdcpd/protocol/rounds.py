@@ -34,11 +34,7 @@ def decide(
     the additional one. `proposed` is M, or None for a self-decoded round, which leaves c, g, j and m_cap alone (80).
     `sampling` is the profile if it changed with this round. `logprobs` has an entry for each of `best`, or none (114).
     """
-    if contract.rule == Rule.SPECULATIVE_SAMPLING:
-        outcome = Accepted(accepted=len(best) - 1, additional=best[-1])
-        assert tuple(best[:-1]) == tuple(scored[: outcome.accepted])
-    else:
-        outcome = accept_equal(scored, best)
+    outcome = _accepted(contract.rule, scored, best)
     block = cut(
         (*scored[: outcome.accepted], outcome.additional),
         stop=contract.stop,
@@ -86,6 +82,15 @@ def decide(
     )
     kept = tuple(logprobs[: len(block.emitted)])
     return Pending(record, write_record(record), after, action, self_decoded=proposed is None, logprobs=kept)
+
+
+def _accepted(rule: int, scored: Sequence[int], best: Sequence[int]) -> Accepted:
+    """How many of `scored` passed, and the token after them (6.4)."""
+    if rule != Rule.SPECULATIVE_SAMPLING:
+        return accept_equal(scored, best)
+    outcome = Accepted(accepted=len(best) - 1, additional=best[-1])
+    assert tuple(best[:-1]) == tuple(scored[: outcome.accepted])
+    return outcome
 
 
 def same_proposal(one: Proposal, other: Proposal) -> bool:

@@ -87,6 +87,7 @@ class _ChatChoice(Struct, frozen=True):
     finish_reason: FinishReason
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class _ChatChunkChoice(Struct, frozen=True):
@@ -94,6 +95,7 @@ class _ChatChunkChoice(Struct, frozen=True):
     finish_reason: FinishReason | None = None
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class _TextChoice(Struct, frozen=True):
@@ -101,6 +103,7 @@ class _TextChoice(Struct, frozen=True):
     finish_reason: FinishReason | None = None
     index: int = 0
     logprobs: TextLogprobs | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class _Body(Struct, frozen=True, kw_only=True):
@@ -190,7 +193,13 @@ class ChatShape(_Writer):
 
     def whole(self, choices: Sequence[Finished], usage: Usage, metrics: Metrics | None) -> bytes:
         written = tuple(
-            _ChatChoice(_ChatMessage(choice.delta.text), choice.finish, index, chat_logprobs(choice.delta.logprobs))
+            _ChatChoice(
+                _ChatMessage(choice.delta.text),
+                choice.finish,
+                index,
+                chat_logprobs(choice.delta.logprobs),
+                _ids(choice.delta),
+            )
             for index, choice in enumerate(choices)
         )
         return self._encode(self.kind, written, usage, metrics)
@@ -200,7 +209,12 @@ class ChatShape(_Writer):
 
     def piece(self, index: int, delta: Delta) -> bytes:
         return self._chunk(
-            _ChatChunkChoice(_ChatDelta(content=delta.text), index=index, logprobs=chat_logprobs(delta.logprobs))
+            _ChatChunkChoice(
+                _ChatDelta(content=delta.text),
+                index=index,
+                logprobs=chat_logprobs(delta.logprobs),
+                token_ids=_ids(delta),
+            )
         )
 
     def last(self, index: int, finish: FinishReason) -> bytes:
@@ -215,7 +229,9 @@ class TextShape(_Writer):
 
     def whole(self, choices: Sequence[Finished], usage: Usage, metrics: Metrics | None) -> bytes:
         written = tuple(
-            _TextChoice(choice.delta.text, choice.finish, index, text_logprobs(choice.delta.logprobs))
+            _TextChoice(
+                choice.delta.text, choice.finish, index, text_logprobs(choice.delta.logprobs), _ids(choice.delta)
+            )
             for index, choice in enumerate(choices)
         )
         return self._encode(self.kind, written, usage, metrics)
@@ -224,10 +240,16 @@ class TextShape(_Writer):
         return None
 
     def piece(self, index: int, delta: Delta) -> bytes:
-        return self._chunk(_TextChoice(delta.text, index=index, logprobs=text_logprobs(delta.logprobs)))
+        return self._chunk(
+            _TextChoice(delta.text, index=index, logprobs=text_logprobs(delta.logprobs), token_ids=_ids(delta))
+        )
 
     def last(self, index: int, finish: FinishReason) -> bytes:
         return self._chunk(_TextChoice("", finish, index))
+
+
+def _ids(delta: Delta) -> tuple[int, ...] | UnsetType:
+    return UNSET if delta.tokens is None else delta.tokens
 
 
 class _Model(Struct, frozen=True):

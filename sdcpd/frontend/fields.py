@@ -62,7 +62,6 @@ COMMON: Final[Mapping[str, Neutral]] = {
     "include_stop_str_in_output": FALSE,
     "skip_special_tokens": TRUE,
     "spaces_between_special_tokens": TRUE,
-    "return_token_ids": FALSE,
     "prompt_logprobs": NEVER,
     "truncate_prompt_tokens": NEVER,
     "allowed_token_ids": NEVER,

@@ -104,6 +104,7 @@ class Generator:
             StopScanner(work.ask.stop_strings),
             frozenset(request.stop),
             work.text.octets,
+            tells_tokens=work.ask.return_token_ids,
         )
 
     async def _run(self, choice: Choice, work: Work, outlet: Outlet, arrived_at: float, request_id: str) -> None:

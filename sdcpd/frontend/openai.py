@@ -4,10 +4,10 @@ Which fields there are: the Structs below are the honoured ones, the tables in f
 neutral, all others are refused. `temperature` is 0 when absent: decoding is greedy, and `top_p`, `top_k`, `min_p` and
 `seed`, which cannot move an argmax, are accepted within their ranges. Above 0 the answer is sampled under `top_k` (0
 and -1: off) and `top_p`, in thousandths; `min_p` must then be 0. With a `seed` the same request has the same answer,
-however it is drafted and batched; negative seeds count modulo 2^64. `stop_token_ids`, `ignore_eos`, `top_k`, `min_p`
-and `chat_template_kwargs` are extensions known from vLLM. Our own is `speculation` (speculation.py). `user` and
-`metadata` choose a traffic class, where the operator has set one up; they change how fast an answer comes, never the
-answer.
+however it is drafted and batched; negative seeds count modulo 2^64. `stop_token_ids`, `ignore_eos`, `top_k`, `min_p`,
+`chat_template_kwargs` and `return_token_ids` (`token_ids` in each choice) are extensions known from vLLM. Our own is
+`speculation` (speculation.py). `user` and `metadata` choose a traffic class, where the operator has set one up; they
+change how fast an answer comes, never the answer.
 
 A request may ask for several answers: `n` choices of each prompt, and for text completions several prompts. Choice c
 of a request with a seed has its own, derived from it; choice 0 has the request's, so that it is what `n` = 1 gives.
@@ -64,6 +64,7 @@ class _Common(Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: dict[str, object] | None = None
     speculation: str | dict[str, object] | None = None
@@ -126,6 +127,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     speculation: SpeculationWish = SpeculationWish()
     sampling: SamplingWish = SamplingWish()
+    return_token_ids: bool = False
     stream: bool = False
     include_usage: bool = False
     facts: RequestFacts = RequestFacts()
@@ -218,6 +220,7 @@ def _ask(
         logprobs=logprobs,
         speculation=read_speculation(request.speculation),
         sampling=_read_sampling(request),
+        return_token_ids=bool(request.return_token_ids),
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
         facts=RequestFacts(user=request.user, metadata=tuple((request.metadata or {}).items())),

@@ -186,4 +186,9 @@ class StreamOutlet(_Sessions):
 
 def joined(deltas: list[Delta]) -> Delta:
     """All that a choice said, as one."""
-    return Delta("".join(delta.text for delta in deltas), tuple(chain(*(delta.logprobs for delta in deltas))))
+    told = [delta.tokens for delta in deltas if delta.tokens is not None]
+    return Delta(
+        "".join(delta.text for delta in deltas),
+        tuple(chain(*(delta.logprobs for delta in deltas))),
+        tuple(chain(*told)) if told else None,
+    )

@@ -32,9 +32,10 @@ class Delta(Struct, frozen=True):
 
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
+    tokens: tuple[int, ...] | None = None  # the ids, where they are asked for
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.logprobs)
+        return bool(self.text or self.logprobs or self.tokens)
 
 
 class Reply:
@@ -46,8 +47,11 @@ class Reply:
         scanner: StopScanner,
         stop_tokens: AbstractSet[int],
         octets: Callable[[int], bytes] = lambda _: b"",
+        *,
+        tells_tokens: bool = False,
     ) -> None:
-        """`octets` of a token, for log-probabilities where pages have them."""
+        """`octets` of a token, for log-probabilities where pages have them. `tells_tokens`: ids as well as text."""
+        self._tells_tokens: Final = tells_tokens
         self._octets: Final = octets
         self._chars = 0
         self._detokenizer: Final = detokenizer
@@ -70,6 +74,7 @@ class Reply:
         """What this page adds, possibly nothing. Must not be called once `settled`."""
         assert not self.settled, "a page after the last one"
         parts: list[str] = []
+        before = self.completion_tokens
         logprobs: list[TokenLogprobs] = []
         entries: Sequence[bytes] = () if isinstance(page.logprobs, UnsetType) else page.logprobs
         for token, entry in zip_longest(page.tokens, entries):
@@ -93,7 +98,8 @@ class Reply:
                 else:
                     self.finish = "error"
                     self.reason = page.reason or "failed"
-        return Delta("".join(parts), tuple(logprobs))
+        tokens = page.tokens[: self.completion_tokens - before] if self._tells_tokens else None
+        return Delta("".join(parts), tuple(logprobs), tokens)
 
     def _scan(self, text: str) -> str:
         scanned = self._scanner.push(text)

@@ -92,3 +92,17 @@ async def test_a_few_at_a_time(autojump_clock: MockClock) -> None:
         assert world.generations.open == CHOICES_AT_ONCE
         nursery.cancel_scope.cancel()
     assert world.generations.open == 0
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_tokens_out(chat: bool, autojump_clock: MockClock) -> None:
+    """For front ends of one's own: the ids that `usage` counts, whole and in pieces."""
+    world = make_world(HELLO)
+    whole = await (world.chat(return_token_ids=True) if chat else world.complete(return_token_ids=True))
+    assert whole.json["choices"][0]["token_ids"] == [*tokens_of("Hello"), EOS]
+    streamed = await (
+        world.chat(return_token_ids=True, stream=True) if chat else world.complete(return_token_ids=True, stream=True)
+    )
+    choices = [event["choices"][0] for event in streamed.events[:-1]]
+    assert [token for choice in choices for token in choice.get("token_ids", ())] == [*tokens_of("Hello"), EOS]
+    assert "token_ids" not in (await world.complete()).json["choices"][0]

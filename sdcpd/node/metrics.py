@@ -58,6 +58,11 @@ METRICS: Final = (
         "position",
     ),
     _counter("rounds_total", "Rounds committed, by kind: proposal or self_decoded.", "kind"),
+    _counter(
+        "speculation_advice_total",
+        "Sessions whose router was told that drafting does not pay under the present load, or pays again.",
+        "advice",
+    ),
     _counter("escalations_total", "Escalation actions applied (draft 6.5.2).", "action"),
     _counter("proposals_refused_total", "Proposals that the verifier refused, by problem.", "reason"),
     _counter("near_ties_total", "Rows whose two best logits are so close that another batch shape may swap them."),

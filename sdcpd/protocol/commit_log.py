@@ -8,6 +8,7 @@ it does not count, whatever the store let through (decision 88).
 import hashlib
 import io
 from collections.abc import Iterable
+from typing import ClassVar
 
 from msgspec import UNSET, Struct, UnsetType, field
 
@@ -169,13 +170,19 @@ class OurRecordAbsent(Struct, frozen=True):
 class FencedOff(Struct, frozen=True):
     """A higher fence stands and our record does not count: discard the round, release nothing, stop serving."""
 
+    reason: ClassVar[str] = "fenced"
+
 
 class ForeignWriter(Struct, frozen=True):
     """Another writer's record stands where ours should: stop serving (decision 30)."""
 
+    reason: ClassVar[str] = "another writer's record is in the log"
+
 
 class LogShrank(Struct, frozen=True):
     """The log holds fewer records than were acknowledged to us: a store fault. Stop serving, and say so loudly."""
+
+    reason: ClassVar[str] = "the log lost acknowledged records: store fault"
 
 
 Lookup = OurRecordStands | OurRecordAbsent | FencedOff | ForeignWriter | LogShrank

@@ -8,24 +8,31 @@ both for skipping self_decode and in the verdict (decision 78), so that a log ca
     g      consecutive rounds that are not low; at R it rewinds j
     j      next entry of the fallback list
     limit  what m_cap is before the ceiling: halved by reduce, +1 after a round that is not low
+    ceiling  what the verifier's load left of it at the last round (decision 74); an assignment lifts it (42)
 """
 
 from msgspec import UNSET, Struct
 
 from sdcpd.protocol.messages import Contract
-from sdcpd.protocol.terms import Action, LadderAction
+from sdcpd.protocol.terms import M_MAX_LIMIT, Action, LadderAction
 
 RESTORE_LOAD_LIMIT = 80
 """Highest load, in percent, at which m_cap is restored by one a round (decision 74)."""
 
 
 class Counters(Struct, frozen=True):
-    """The ladder's state of one session, as `ctl` of a commit record keeps it; `limit` is not resumed (decision 42)."""
+    """The ladder's state of one session, as `ctl` of a commit record keeps it; the last two are not resumed (42)."""
 
     c: int = 0
     g: int = 0
     j: int = 0
     limit: int = 1
+    ceiling: int = M_MAX_LIMIT
+
+    @property
+    def m_cap(self) -> int:
+        """As the last verdict or assignment said it: what proposals are held to (decision 57)."""
+        return min(self.limit, self.ceiling)
 
 
 class Escalated(Struct, frozen=True):
@@ -48,9 +55,18 @@ def is_low(contract: Contract, accepted: int, proposed: int) -> bool:
 
 
 def step(
-    counters: Counters, contract: Contract, *, accepted: int, proposed: int, load: int, finished: bool
+    counters: Counters,
+    contract: Contract,
+    *,
+    accepted: int,
+    proposed: int,
+    load: int,
+    finished: bool,
+    ceiling: int = M_MAX_LIMIT,
 ) -> Escalated:
     """One round of M = `proposed` tokens of which a = `accepted` were accepted, at verifier load `load` percent.
+
+    `ceiling` >= 1 is what that load leaves of m_cap.
 
     When the round finishes generation the counters move but the ladder is not consulted (decision 76).
     """
@@ -63,13 +79,13 @@ def step(
         if load <= RESTORE_LOAD_LIMIT:
             limit = min(limit + 1, contract.m_max)
     if finished:
-        return Escalated(counters=Counters(c=c, g=g, j=j, limit=limit), action=Action.FINISH)
+        return Escalated(counters=Counters(c=c, g=g, j=j, limit=limit, ceiling=ceiling), action=Action.FINISH)
     if c < contract.low_rounds:
-        return Escalated(counters=Counters(c=c, g=g, j=j, limit=limit), action=Action.CONTINUE)
+        return Escalated(counters=Counters(c=c, g=g, j=j, limit=limit, ceiling=ceiling), action=Action.CONTINUE)
     action, j = _next_entry(contract, j, load)
     if action is Action.REDUCE:
-        limit = max(1, limit // 2)
-    return Escalated(counters=Counters(c=0, g=g, j=j, limit=limit), action=action)
+        limit = max(1, counters.m_cap // 2)  # of the m_cap that the drafter knows (6.5.2)
+    return Escalated(counters=Counters(c=0, g=g, j=j, limit=limit, ceiling=ceiling), action=action)
 
 
 def _next_entry(contract: Contract, j: int, load: int) -> tuple[Action, int]:

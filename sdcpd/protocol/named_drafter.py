@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from sdcpd.protocol.messages import Assignment, Contract, Proposal, SessionState
 from sdcpd.protocol.problems import BadContract, Conflict, IllFormed, NotAssigned
+from sdcpd.protocol.terms import State
 
 
 class NamedDrafter:
@@ -18,6 +19,7 @@ class NamedDrafter:
         self.uri: str | None = None
         self.void = True
         self.seq: int | None = None  # the highest accepted (decision 111)
+        self.unprofitable = False  # the router was told so under this assignment, or ordered 110 upon it
         self._refusals = 0
 
     def is_repeat(self, assignment: Assignment, *, instance: str, drafting: bool) -> bool:
@@ -27,14 +29,16 @@ class NamedDrafter:
             return assignment.seq == self.seq and assignment.drafter == named
         return drafting and assignment.drafter == self.uri
 
-    def check(self, assignment: Assignment, contract: Contract) -> None:
-        """What every assignment owes. Raises BadContract or IllFormed."""
+    def check(self, assignment: Assignment, contract: Contract, state: SessionState, *, repeat: bool) -> None:
+        """What every assignment owes, and its seq unless it is a repeat. Raises BadContract, IllFormed, Conflict."""
         if assignment.contract != contract:
             raise BadContract("contract: not the one this session was opened with; a contract never changes (4.1)")
         if assignment.m_init == 0:
             raise IllFormed("m_init: 0 is not allowed; send at least 1")
+        if not repeat:
+            self._check_seq(assignment, state)
 
-    def check_seq(self, assignment: Assignment, state: SessionState) -> None:
+    def _check_seq(self, assignment: Assignment, state: SessionState) -> None:
         """Raises Conflict for an assignment that is late, or that names another drafter under a seq in use (111)."""
         if assignment.seq is UNSET or self.seq is None or assignment.seq > self.seq:
             return
@@ -49,7 +53,19 @@ class NamedDrafter:
         ordered = assignment.drafter == instance
         self.uri = None if ordered else assignment.drafter
         self.void = ordered
+        self.unprofitable = self.unprofitable and ordered
         self._refusals = 0
+
+    def advice(self, pays: bool, state: State) -> str | None:
+        """What the router has to hear of speculation for this session: the `reason` of an event of kind 3 (110), or
+        None if it is no news. A session that decodes alone for another reason gets no advice."""
+        if state is State.DRAFTING and not pays and not self.unprofitable:
+            self.unprofitable = True
+            return "unprofitable"
+        if state is State.SELF_DECODING and pays and self.unprofitable and self.uri is None:
+            self.unprofitable = False
+            return "profitable"
+        return None
 
     def authorize(self, peer: str, proposal: Proposal) -> None:
         """6.3 step 1: the authenticated peer is what counts; `proposal.drafter` must agree with it (decision 32)."""

@@ -12,8 +12,9 @@ from msgspec import UNSET
 
 from sdcpd.protocol.commit_log import CommitRecord, Lookup, OurRecordAbsent, look_for
 from sdcpd.protocol.escalation import Counters
-from sdcpd.protocol.messages import Verdict
+from sdcpd.protocol.messages import SessionState, Verdict
 from sdcpd.protocol.session_values import Append, Pending, Point
+from sdcpd.protocol.terms import State
 
 
 class Prefix:
@@ -45,6 +46,19 @@ class Prefix:
         for commit in commits:
             self.output.extend(commit.emitted)
             self.at = Point(commit.round, commit.committed, commit.digest, self.at.counters)
+
+    def told(self, session: bytes, *, state: State, seq: int | None, reason: str | None) -> SessionState:
+        """The message of 5.2, as of the last committed round."""
+        return SessionState(
+            session=session,
+            epoch=self._epoch,
+            round=self.at.round,
+            committed=self.at.committed,
+            digest=self.at.digest,
+            state=int(state),
+            seq=seq if seq is not None else UNSET,
+            reason=reason if reason is not None else UNSET,
+        )
 
     @property
     def tip(self) -> Point:

@@ -12,7 +12,7 @@ from sdcpd.protocol.acceptance import Accepted, accept_equal, cut
 from sdcpd.protocol.commit_log import CommitRecord, Control, write_record
 from sdcpd.protocol.messages import Contract, Proposal, Sampling
 from sdcpd.protocol.session_values import Pending, Point
-from sdcpd.protocol.terms import Action, Rule
+from sdcpd.protocol.terms import M_MAX_LIMIT, Action, Rule
 
 
 def decide(
@@ -26,6 +26,7 @@ def decide(
     load: int,
     sampling: Sampling | UnsetType = UNSET,
     logprobs: Sequence[bytes] = (),
+    ceiling: int = M_MAX_LIMIT,
 ) -> Pending:
     """The round after `point`.
 
@@ -33,6 +34,7 @@ def decide(
     its own token at each of their rows and at the one after; under rule 2 the a tokens that passed their tests, then
     the additional one. `proposed` is M, or None for a self-decoded round, which leaves c, g, j and m_cap alone (80).
     `sampling` is the profile if it changed with this round. `logprobs` has an entry for each of `best`, or none (114).
+    `ceiling` is what the load leaves of m_cap (74).
     """
     outcome = _accepted(contract.rule, scored, best)
     block = cut(
@@ -52,6 +54,7 @@ def decide(
             proposed=proposed,
             load=load,
             finished=block.finished,
+            ceiling=ceiling,
         )
         counters, action = step.counters, step.action
     control = Control(
@@ -60,7 +63,7 @@ def decide(
         j=counters.j,
         accepted=UNSET if proposed is None else outcome.accepted,
         action=action,
-        m_cap=UNSET if proposed is None else min(counters.limit, contract.m_max),
+        m_cap=UNSET if proposed is None else min(counters.m_cap, contract.m_max),
         low=counters.c,
         load=load,
         sampling=sampling,

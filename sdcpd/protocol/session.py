@@ -60,7 +60,7 @@ from sdcpd.protocol.session_values import (
     Work,
 )
 from sdcpd.protocol.takeover import Takeover, starting_prefix
-from sdcpd.protocol.terms import Action, State
+from sdcpd.protocol.terms import M_MAX_LIMIT, Action, State
 
 
 class Session:
@@ -123,7 +123,7 @@ class Session:
 
     @property
     def m_cap(self) -> int:
-        return min(self.prefix.at.counters.limit, self.contract.m_max)
+        return min(self.prefix.at.counters.m_cap, self.contract.m_max)
 
     @property
     def settled(self) -> bool:
@@ -132,17 +132,7 @@ class Session:
 
     def session_state(self) -> SessionState:
         """The message of 5.2, as of the last committed round."""
-        at = self.prefix.at
-        return SessionState(
-            session=self.id,
-            epoch=self.epoch,
-            round=at.round,
-            committed=at.committed,
-            digest=at.digest,
-            state=int(self.state),
-            seq=self.named.seq if self.named.seq is not None else UNSET,
-            reason=self.reason if self.reason is not None else UNSET,
-        )
+        return self.prefix.told(self.id, state=self.state, seq=self.named.seq, reason=self.reason)
 
     def output(self, from_: int) -> Output | None:
         """Committed tokens at indices `from_` and later (6.7), or None when the caller must wait.
@@ -198,9 +188,7 @@ class Session:
         if assignment.epoch != self.epoch:
             raise StaleEpoch(f"epoch {assignment.epoch} is not {self.epoch}", state=self.session_state())
         self._refuse_if_ended()
-        self.named.check(assignment, self.contract)
-        if not repeat:
-            self.named.check_seq(assignment, self.session_state())
+        self.named.check(assignment, self.contract, self.session_state(), repeat=repeat)
 
     # Policies (6.6)
 
@@ -297,13 +285,21 @@ class Session:
         )
         return self._in_flight
 
-    def scored(self, ticket: int, best: Sequence[int], *, load: int, logprobs: Sequence[bytes] = ()) -> bool:
-        """Steps 7 to 9 for the work with this ticket: make the record, commit nothing. The lists are those of `decide`.
+    def scored(
+        self,
+        ticket: int,
+        best: Sequence[int],
+        *,
+        load: int,
+        logprobs: Sequence[bytes] = (),
+        ceiling: int = M_MAX_LIMIT,
+    ) -> bool:
+        """Steps 7 to 9 for the work with this ticket: make the record, commit nothing. Values as in `decide`.
 
         Returns False when the work is no longer wanted (cancelled, reassigned, stopped) and its rows are dropped.
         """
         work = self._in_flight
-        if work is None or work.ticket != ticket:
+        if work is None or not self.wants(ticket):
             return False
         self._in_flight = None
         pending = decide(
@@ -316,6 +312,7 @@ class Session:
             load=load,
             sampling=self.profiles.changed_with(work.round),
             logprobs=logprobs,
+            ceiling=ceiling,
         )
         if pending.self_decoded:
             self._period.token_scored()
@@ -368,12 +365,8 @@ class Session:
                 append = self.to_append()
                 assert append is not None
                 return append
-            case FencedOff():
-                return self.lost("fenced")
-            case ForeignWriter():
-                return self.lost("another writer's record is in the log")
-            case LogShrank():  # pragma: no branch - the last of what a lookup can find
-                return self.lost("the log lost acknowledged records: store fault")
+            case FencedOff() | ForeignWriter() | LogShrank() as found:  # pragma: no branch - the last of all
+                return self.lost(found.reason)
 
     def _act(self, pending: Pending, now: float) -> None:
         """Carry the round's action out on our side (6.5.2)."""
@@ -417,6 +410,14 @@ class Session:
         self.named.void = True
         self._period = Period(ordered=ordered)
         self.deadlines.stop()
+
+    def advise(self, *, pays: bool) -> bool:
+        """Whether speculation pays for this session as things are; True if an event now says so (decision 110)."""
+        over = self.stopped is not None or self._ending is not None
+        reason = None if over else self.named.advice(pays, self.state)
+        if reason is not None:
+            self._say(Action.SELF_DECODE, reason)
+        return reason is not None
 
     # Waiting and ending
 

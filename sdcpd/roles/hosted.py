@@ -37,6 +37,7 @@ from sdcpd.roles.ports import (
 )
 from sdcpd.roles.row_supply import RowSupply
 from sdcpd.roles.session_kv import SessionKv
+from sdcpd.roles.speculation_control import SpeculationControl
 from sdcpd.roles.told_rows import runnable, telling, told
 from sdcpd.roles.verifier_meters import count_round
 from sdcpd.roles.verifier_settings import VerifierSettings
@@ -62,6 +63,7 @@ class Hosted:
         supply: RowSupply,
         draws: RandomStream,
         load: Callable[[], int],
+        speculation: SpeculationControl,
         on_work: Callable[[], None],
         taken: Takeover | None = None,
     ) -> None:
@@ -98,6 +100,7 @@ class Hosted:
         self.judging = Judging(opened.session, None if scope is UNSET else scope, ports, kv.engine, supply, draws)
         self._store_failed_at: float | None = None
         self._load = load
+        self._speculation = speculation
         self._on_work = on_work
         self._log = structlog.get_logger(__name__).bind(session=session_path_id(opened.session), epoch=opened.epoch)
 
@@ -225,7 +228,13 @@ class Hosted:
             if machine.score_failed(work.ticket, "the model produced non-finite logits"):
                 self.changes.notify()
                 self._log.error("non-finite logits", round=work.round)
-        elif machine.scored(work.ticket, [row.token for row in rows], load=load, logprobs=_entries(rows)):
+        elif machine.scored(
+            work.ticket,
+            [row.token for row in rows],
+            load=load,
+            logprobs=_entries(rows),
+            ceiling=self._speculation.ceiling(self.id),
+        ):
             if not self.kv.closed and self.kv.sequence == self._scored_in:  # else it was preempted meanwhile
                 self.kv.valid_tokens = machine.prefix.last_position
             near = sum(row.margin < self._settings.near_tie_margin for row in rows)
@@ -465,6 +474,7 @@ class Hosted:
             self._log.info("the commit log is written again")
             self._store_failed_at = None
         count_round(settled, self._ports.meters)
+        self._speculation.settled(self.id, settled)
         record = settled.record
         if isinstance(record, CommitRecord):
             self._log.debug("round", round=record.round, emitted=len(record.emitted), committed=record.committed)

@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from sdcpd.engine.cost_curve import CostCurve
 from sdcpd.engine.spans import Span
 from sdcpd.roles.ports import Clock, Engine
 
@@ -9,6 +10,10 @@ WINDOW_S = 1.0
 COST_RATIO = 1.5
 ROWS_TRIED = (1, 2, 4, 8, 16, 32, 64, 128)
 REPEATS = 3
+LEAST_S = 1e-6
+"""A pass of no measurable time."""
+MEASURING_LIMIT_S = 2.0
+"""No count is begun after this much time, nor one that would not fit: a slow machine has a shorter curve."""
 
 
 class LoadMeter:
@@ -46,15 +51,15 @@ class LoadMeter:
             self._busy_s = 0.0  # what rounding has left
 
 
-async def measure_full_rows(engine: Engine, clock: Clock) -> int:
-    """Rows of one pass at which it first costs 1.5 times the one-row pass; the largest count tried if it never does.
+async def measure_curve(engine: Engine, clock: Clock) -> CostCurve:
+    """What passes of 1, 2, 4, ... rows cost here, as far as the time allows.
 
     Takes the best of a few repeats, so that a busy moment at start does not pass for a slow device.
     """
     sequence = engine.open_sequence()
+    points: list[tuple[int, float]] = []
+    began = clock.now()
     try:
-        largest = 1
-        base_s = 0.0
         for rows in ROWS_TRIED:
             if rows > engine.info.context_tokens or not engine.reserve(sequence, rows):
                 break
@@ -64,11 +69,9 @@ async def measure_full_rows(engine: Engine, clock: Clock) -> int:
                 started = clock.now()
                 await engine.run_pass([span])
                 best_s = min(best_s, clock.now() - started)
-            if rows == 1:
-                base_s = best_s
-            elif best_s > COST_RATIO * base_s:
-                return rows
-            largest = rows
-        return largest
+            points.append((rows, max(best_s, LEAST_S)))
+            if clock.now() - began + 2 * REPEATS * best_s > MEASURING_LIMIT_S:
+                break
     finally:
         engine.close_sequence(sequence)
+    return CostCurve(points or [(1, LEAST_S)])

@@ -30,13 +30,14 @@ from sdcpd.protocol.takeover import Takeover, check_epoch
 from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
 from sdcpd.roles.hosted import Hosted
 from sdcpd.roles.kv_room import KvRoom
-from sdcpd.roles.load_meter import LoadMeter, measure_full_rows
+from sdcpd.roles.load_meter import COST_RATIO, LoadMeter, measure_curve
 from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import Content, Engine, Peer, Ports
 from sdcpd.roles.reporter import Reporter
 from sdcpd.roles.resume import read_takeover
 from sdcpd.roles.row_supply import AuditedDrafter, RowSupply
 from sdcpd.roles.session_kv import SessionKv
+from sdcpd.roles.speculation_control import SpeculationControl
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.verify_loop import VerifyLoop
 from sdcpd.roles.waits import within
@@ -117,12 +118,17 @@ class Verifier:
         self._draws = ports.randomness.stream("verifier draws")
         self._meter = LoadMeter(full_rows=1)
         self._room = KvRoom(self._open.values)
-        self._loop = VerifyLoop(settings, ports, self._engine, self._meter, self._open.values, self.load, self._room)
+        self._speculation = SpeculationControl(settings, ports.meters)
+        self._loop = VerifyLoop(
+            settings, ports, self._engine, self._meter, self._open.values, self.load, self._room, self._speculation
+        )
         self._reporter = Reporter(routers, self.status, ports)
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self._meter.full_rows = await measure_full_rows(self._engine, self._ports.clock)
+        curve = await measure_curve(self._engine, self._ports.clock)
+        self._meter.full_rows = curve.full_rows(COST_RATIO)
+        self._speculation.measured(curve)
         log.info("verifier ready", instance=self._instance, full_rows=self._meter.full_rows)
         info = self._engine.info
         if info.session_tokens < info.context_tokens:
@@ -433,6 +439,7 @@ class Verifier:
             supply=self._supply,
             draws=self._draws,
             load=self.load,
+            speculation=self._speculation,
             on_work=self._loop.wake,
             taken=taken,
         )

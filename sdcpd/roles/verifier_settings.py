@@ -1,6 +1,6 @@
 """Settings of the verifier role; the `[verifier]` table."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -44,6 +44,17 @@ class VerifierSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     much as a cache takes for one object; a longer proposal is answered with the M that fits."""
     drafter_row_bytes: Annotated[int, Meta(ge=4 << 20)] = 256 << 20
     """Dense draft rows of one drafter that are under way at once (decision 99)."""
+    speculation: Literal["auto", "on", "off"] = "auto"
+    """Whether this verifier wants drafts: as load, acceptance and the cost of rows have it; always as long as there are
+    drafters; or never (decisions 74, 110)."""
+    ema_alpha: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    """Weight of one round in a session's estimate of its acceptance."""
+    update_interval: Annotated[int, Meta(ge=1, le=10_000)] = 8
+    """Passes between two looks at what pays; fewer when many sessions share them."""
+    down_hysteresis: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    """A session stops drafting when it loses more than this share of the verifier's tokens a second."""
+    up_hysteresis: Annotated[float, Meta(ge=0, le=1)] = 0.03
+    """It drafts again when that would gain more than this share."""
     near_tie_margin: Annotated[float, Meta(ge=0)] = 0.05
     """Rows whose two best logits are closer than this are counted as near ties (decision 66)."""
     ttl_ms: Annotated[int, Meta(ge=100)] = 3_000

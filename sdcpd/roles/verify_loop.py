@@ -19,6 +19,7 @@ from sdcpd.roles.hosted import Hosted
 from sdcpd.roles.kv_room import KvRoom
 from sdcpd.roles.load_meter import LoadMeter
 from sdcpd.roles.ports import Engine, Ports
+from sdcpd.roles.speculation_control import SpeculationControl
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.waits import Changes
 
@@ -35,6 +36,7 @@ class VerifyLoop:
         sessions: Callable[[], Iterable[Hosted]],
         load: Callable[[], int],
         room: KvRoom,
+        speculation: SpeculationControl,
     ) -> None:
         self._settings = settings
         self._ports = ports
@@ -43,6 +45,7 @@ class VerifyLoop:
         self._sessions = sessions
         self._load = load
         self._room = room
+        self._speculation = speculation
         self._work = Changes()
         self._ready_since: dict[bytes, int] = {}  # by session, the pass at whose boundary its work was first ready
         self.passes = 0
@@ -108,3 +111,11 @@ class VerifyLoop:
             session.scored(work, answer, load)
         for (key, span), answer in zip(mix.prefills, rows[len(works) :], strict=True):
             hosted[key].ran_prefill(len(span.tokens), answer)
+        self._review(mix, started, ended)
+
+    def _review(self, mix: Mix, started: float, ended: float) -> None:
+        """What the pass says of whether speculation pays; a session that has to tell its router is woken."""
+        machines = {one.id: (one, one.machine) for one in self._sessions() if one.open and one.machine is not None}
+        self._speculation.passed(mix, started, ended, (machine for _, machine in machines.values()))
+        for session in self._speculation.review(machine for _, machine in machines.values()):
+            machines[session][0].changes.notify()

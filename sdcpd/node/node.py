@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from sdcpd import __version__
 from sdcpd.cache.bandwidth import Bandwidth
+from sdcpd.cache.block_orders import Tier
 from sdcpd.cache.files import Files, StateInUse
 from sdcpd.drafting.source import DraftSource
 from sdcpd.edge.admin import Admin, SocketRefused, bind_admin_socket, serve_admin
@@ -371,6 +372,25 @@ def _draft_gauges(engine: Engine) -> Iterator[Gauge]:
     yield Gauge("draft_kv_cache_usage_ratio", "Share of the draft model's pages in use.", used)
 
 
+def _kv_gauges(engine: Engine) -> Iterator[Gauge]:
+    """The page pool's use by sessions, and what the tiers hold and did. Counts are of blocks."""
+    info, usage = engine.info, "Share of a tier in use: of the device's pages by sessions, of the others by blocks."
+    used = (info.pages - engine.free_pages) / info.pages
+    yield Gauge("kv_cache_usage_ratio", usage, used, (("tier", Tier.DEVICE.value),))
+    for stats in () if engine.blocks is None else engine.blocks.store.stats():
+        tier = (("tier", stats.tier.value),)
+        if stats.tier is not Tier.DEVICE:
+            yield Gauge("kv_cache_usage_ratio", usage, stats.bytes / stats.capacity_bytes, tier)
+        yield Gauge("kv_blocks_bytes", "Blocks that a tier holds.", stats.bytes, tier)
+        yield Gauge("kv_block_hits_total", "Blocks that sessions took from a tier.", stats.hits, tier)
+        yield Gauge("kv_block_misses_total", "Blocks that sessions looked for there in vain.", stats.misses, tier)
+        yield Gauge("kv_block_evictions_total", "Blocks that left a tier.", stats.evictions, tier)
+        yield Gauge("kv_block_promotions_total", "Blocks brought from a tier into pages.", stats.promotions, tier)
+        yield Gauge("kv_block_demotions_total", "Blocks copied down into a tier.", stats.demotions, tier)
+        yield Gauge("kv_block_damaged_total", "Blocks found damaged in a tier.", stats.damaged, tier)
+        yield Gauge("kv_block_failed_writes_total", "Blocks that a tier did not take.", stats.failed_writes, tier)
+
+
 def _precision(info: EngineInfo) -> tuple[tuple[str, str], ...]:
     return (("dtype", info.dtype), ("quantization", info.quantization), ("numerics", info.numerics))
 
@@ -379,9 +399,8 @@ def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
     info = engine.info
     labels = (("version", __version__), ("device", info.device), ("dtype", info.dtype))
     yield Gauge("build_info", "What the model runs on.", 1, labels)
-    used = (info.pages - engine.free_pages) / info.pages
     yield Gauge("model_weights_bytes", "Memory of the model's weights.", info.weights_bytes, _precision(info))
-    yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
+    yield from _kv_gauges(engine)
     yield Gauge("num_sessions_waiting", "Sessions that wait for KV pages.", verifier.waiting_for_pages)
     for audit in verifier.snapshot().audits:
         if audit.z is not None:

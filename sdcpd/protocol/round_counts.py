@@ -10,6 +10,8 @@ class RoundCounts:
     """Counts over the committed rounds of one session; `m_max` bounds the histogram."""
 
     def __init__(self, m_max: int) -> None:
+        self.cached_tokens = 0
+        """Tokens of the prompt whose keys and values were there already; the verifier's to say."""
         self._rounds = 0
         self._draft_tokens = 0
         self._accepted_histogram = [0] * (m_max + 1)
@@ -31,4 +33,5 @@ class RoundCounts:
             draft_tokens=self._draft_tokens,
             accepted_tokens=sum(a * count for a, count in enumerate(self._accepted_histogram)),
             accepted_histogram=tuple(self._accepted_histogram),
+            cached_tokens=self.cached_tokens,
         )

@@ -7,6 +7,7 @@ leaves a hole, keeps a rejected token or starts at the wrong position gets a wro
 import math
 from collections.abc import Callable, Sequence
 
+from sdcpd.engine.kv_blocks import KvBlocks
 from sdcpd.engine.spans import Drawn, EngineInfo, Kept, Row, Sampled, Shelf, Span, Weighed
 from sdcpd.protocol.acceptance import accept_speculative, draw_each
 from sdcpd.protocol.distributions import target_masses
@@ -84,6 +85,13 @@ class ToyEngine:
     @property
     def free_pages(self) -> int:
         return self._info.pages - sum(self._held.values())
+
+    @property
+    def blocks(self) -> KvBlocks | None:
+        return None
+
+    async def passes_ended(self) -> None:
+        raise AssertionError("nothing is moved where no blocks are kept")
 
     def open_sequence(self) -> int:
         self._handles += 1

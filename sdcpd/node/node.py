@@ -208,6 +208,7 @@ class Node:
         if "verifier" in config.roles:
             self._notifier.status("loading the model")
             engine = await self._world.load_engine()
+            self._serve_blocks("verifier", engine)
         if "drafter" in config.roles:
             self.drafter = drafter = await self._drafter(None if engine is None else engine.info)
             await self._start_role(stages, "drafter", drafter, drafter_dispatcher(drafter, self.meters))
@@ -281,6 +282,11 @@ class Node:
                 "that runs sdcpd a directory there that it may write, on a disk with room."
             ) from error
 
+    def _serve_blocks(self, role: RoleName, engine: Engine) -> None:
+        """Let peers and operators at the blocks that a model keeps."""
+        if self.cache is not None and engine.blocks is not None:
+            self.cache.blocks.serve(role, engine.blocks.store)
+
     def _client_port(self, router: Router, texts: dict[str, ModelText]) -> FrontendServer:
         world, settings = self._world, self._config.frontend
         ports = FrontendPorts(
@@ -304,6 +310,7 @@ class Node:
             assert world.load_draft_engine is not None
             self._notifier.status("loading the draft model")
             engine = await world.load_draft_engine()
+            self._serve_blocks("drafter", engine)
             self.meters.add_gauges(partial(_draft_gauges, engine))
         drafts = None if engine is None else engine.info
         identity = await world.workers.run(drafter_identity, config, target, drafts)

@@ -318,7 +318,7 @@ class BlockMoves:
             self._again = order
             return True
         if order.source.page is not None:
-            self._pages.release((order.source.page,))
+            self._pages.release_first(order.source.page)
         if order.buffer is None:
             self._writing -= 1
         if ended is Written.DONE and self._lives(entry):

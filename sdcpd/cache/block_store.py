@@ -70,6 +70,7 @@ class BlockStore:
         self.layout: Final = layout
         self.block_bytes: Final = payload_bytes(layout)
         self._settings = settings
+        self._disk = disk
         self._pages = pages
         self._memory = memory
         self._disk_blocks = settings.disk_bytes_to_use // self.block_bytes if disk is not None else 0
@@ -82,6 +83,11 @@ class BlockStore:
     def on_orders(self, wake: Callable[[], None]) -> None:
         """Have `wake` called when there may be an order to be carried out."""
         self._moves.wake = wake
+
+    def close(self) -> None:
+        """Let others have the directory of the disk tier; nothing is moved from now on."""
+        if self._disk is not None:
+            self._disk.close()
 
     # For sessions
 
@@ -226,6 +232,10 @@ class BlockStore:
         """End the leases whose time is over."""
         self._look_again(self._index.leases.expire(now))
 
+    def next_end(self) -> float | None:
+        """When `expire` has something to do next."""
+        return self._index.leases.next_end()
+
     def pin(self, name: bytes, level: Pin) -> BlockRefused | None:
         """Set how much a block is wanted. A hard pin that cannot be kept is refused."""
         entry = self._index.find(name)
@@ -316,6 +326,8 @@ class BlockStore:
             entry = self._index.find(bytes.fromhex(name))
             if entry is not None:
                 self._index.look_again(entry)
+        if names:
+            self._moves.wake()
 
     def _page_reclaimed(self, name: bytes) -> None:
         """The pool needed the page of an idle block."""

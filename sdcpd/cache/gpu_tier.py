@@ -120,6 +120,13 @@ class PagePool:
             if self._references[page] == 0:
                 self._put_aside(page)
 
+    def release_first(self, page: int) -> None:
+        """As `release`; an idle page's place is then the next to be taken, since its content is also elsewhere."""
+        self.release([page])
+        for pages in (self._idle, self._favoured):
+            if page in pages:
+                pages.move_to_end(page, last=False)
+
     def _put_aside(self, page: int) -> None:
         name = self._names.get(page)
         if name is None:
@@ -158,6 +165,11 @@ class PagePool:
             self._idle.pop(page, None)
             self._favoured.pop(page, None)
             self._free.append(page)
+
+    def forget_all(self) -> None:
+        """Take all names from their pages."""
+        for name in list(self._pages):
+            self.forget(name)
 
     def look_again(self, name: bytes) -> None:
         """Whether this block is wanted for longer may have changed."""

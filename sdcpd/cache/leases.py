@@ -117,6 +117,10 @@ class Leases:
             left = tuple(other for other in lease.names if other != name)
             self._leases[lease_id] = Lease(id=lease.id, owner=lease.owner, names=left, until=lease.until)
 
+    def next_end(self) -> float | None:
+        """When the first lease ends."""
+        return min((lease.until for lease in self._leases.values()), default=None)
+
     def expire(self, now: float) -> tuple[str, ...]:
         """Give back what has ended; the names that those leases were on."""
         ended = [lease for lease in self._leases.values() if lease.until <= now]

@@ -18,7 +18,13 @@ from typing import Final
 import torch
 from msgspec.structs import replace
 
+from sdcpd.cache.block_store import BlockStore
+from sdcpd.cache.blocks import KvLayout
+from sdcpd.cache.disk_tier import DiskTier
+from sdcpd.cache.files import Files
 from sdcpd.cache.gpu_tier import PagePool
+from sdcpd.cache.host_tier import HostTier
+from sdcpd.cache.settings import CacheSettings
 from sdcpd.engine.acceptance import judge_pass, judge_rows
 from sdcpd.engine.batch import Batch, plan_batch
 from sdcpd.engine.block_tables import BlockTable
@@ -26,6 +32,7 @@ from sdcpd.engine.device import DTYPES, choose, free_bytes, on_device
 from sdcpd.engine.draft_rows import in_full
 from sdcpd.engine.draft_vocabulary import read_draft_vocabulary
 from sdcpd.engine.invariance import rows_keep_their_bits
+from sdcpd.engine.kv_blocks import KvBlocks
 from sdcpd.engine.model import Decoder
 from sdcpd.engine.model_config import ModelConfig, ModelRefused, read_model_config
 from sdcpd.engine.model_digest import target_digest, tokenizer_digest
@@ -58,6 +65,9 @@ class Engine:
         self._decoder = decoder
         self._device = device
         self._threads = threads or torch.get_num_threads()
+        self.layout: KvLayout | None = None
+        self.blocks: KvBlocks | None = None
+        """Blocks that sequences may share, once `keep_blocks` was called."""
         self._tables: dict[int, BlockTable] = {}
         self._next_sequence = 0
 
@@ -144,8 +154,24 @@ class Engine:
                     f'({device.type}, {dtype}, torch {torch.__version__}). Set numerics = "fast", or another dtype.'
                 )
             engine.info = replace(info, numerics="fast")
+        engine.layout = _layout(engine.info, config)
         tell("warm-up", 1.0)
         return engine
+
+    def keep_blocks(
+        self, settings: CacheSettings, files: Files | None = None, memlock_limit_bytes: int | None = None
+    ) -> BlockStore:
+        """From now on keep full blocks of valid KV for other sequences, in the pool and the tiers of `settings`.
+
+        `files` is the directory of the disk tier, if there is one. Raises HostTierRefused, StateInUse, OSError.
+        """
+        assert self.layout is not None, "the engine was assembled"
+        self.pool.forget_all()
+        memory = HostTier(self.pool, self.layout, settings.cpu_bytes_to_use, memlock_limit_bytes)
+        disk = None if files is None else DiskTier(files, self.layout)
+        store = BlockStore(settings, self.layout, self.pool, memory, disk)
+        self.blocks = KvBlocks(store, self._tables)
+        return store
 
     def _warm_up(self) -> None:
         """One pass, so that the first request pays for no lazy initialisation and a broken set-up shows now."""
@@ -228,6 +254,25 @@ class Engine:
 def wants_invariance(settings: EngineSettings, device: torch.device) -> bool:
     """Asked for, or to be tried: a CPU keeps its bits at little cost, elsewhere the promise has a price."""
     return settings.numerics == "batch_invariant" or (settings.numerics == "auto" and device.type == "cpu")
+
+
+def _layout(info: EngineInfo, config: ModelConfig) -> KvLayout:
+    """All that keys and values depend on but the text (decision 108). Who promises bits names what computes them."""
+    numerics = info.numerics
+    if numerics == "batch_invariant":
+        numerics += f" {info.device} torch {torch.__version__}"
+    return KvLayout(
+        model=info.model,
+        tokenizer=info.tokenizer,
+        block_tokens=info.page_tokens,
+        dtype=info.dtype,
+        quantization=info.quantization,
+        numerics=numerics,
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        config=config.pass_fields,
+    )
 
 
 def _make_pool(settings: EngineSettings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> PagePool:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 PREFIX: Final = "sdcpd_"
@@ -72,6 +72,9 @@ METRICS: Final = (
     _counter("num_preemptions_total", "Sessions whose KV pages were given to an older one, to be computed anew."),
     _histogram("target_forward_seconds", "Time of one pass of the target model."),
     _histogram("target_forward_sessions", "Sessions that share one pass.", buckets=SMALL_COUNTS),
+    # Blocks of keys and values that sessions share.
+    _counter("prefix_cache_queries_total", "Tokens whose keys and values sessions needed when they began."),
+    _counter("prefix_cache_hits_total", "Those that were there already, by the tier in which they were found.", "tier"),
     # Commit log.
     _histogram("commit_append_seconds", "From handing a record to the log until it is durable."),
     _counter("fenced_appends_total", "Appends that a fence refused."),
@@ -121,7 +124,10 @@ METRICS: Final = (
 
 
 class Gauge(Struct, frozen=True):
-    """One gauge's reading at a scrape; `labels` are pairs of name and value, in the same order for every reading."""
+    """One reading at a scrape, of a state or, under a name in `_total`, of a count that is kept elsewhere.
+
+    `labels` are pairs of name and value, in the same order for every reading.
+    """
 
     name: str
     help: str
@@ -177,15 +183,16 @@ class _Gauges(Collector):
     def __init__(self, read: Callable[[], Iterable[Gauge]]) -> None:
         self._read = read
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
+    def describe(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         return ()  # without this, registering would read the gauges before anything runs
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        families: dict[str, GaugeMetricFamily] = {}
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for gauge in self._read():
             family = families.get(gauge.name)
             if family is None:
                 names = [name for name, _ in gauge.labels]
-                family = families[gauge.name] = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=names)
+                kind = CounterMetricFamily if gauge.name.endswith("_total") else GaugeMetricFamily
+                family = families[gauge.name] = kind(PREFIX + gauge.name, gauge.help, labels=names)
             family.add_metric([value for _, value in gauge.labels], gauge.value)
         yield from families.values()

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from sdcpd import __version__
 from sdcpd.cache.bandwidth import Bandwidth
+from sdcpd.cache.block_orders import Tier
 from sdcpd.cache.files import Files, StateInUse
 from sdcpd.drafting.source import DraftSource
 from sdcpd.edge.admin import Admin, SocketRefused, bind_admin_socket, serve_admin
@@ -221,6 +222,7 @@ class Node:
         if "verifier" in config.roles:
             self._notifier.status("loading the model")
             engine = await self._world.load_engine()
+            self._serve_blocks("verifier", engine)
         if "drafter" in config.roles:
             self.drafter = drafter = await self._drafter(None if engine is None else engine.info)
             await self._start_role(stages, "drafter", drafter, drafter_dispatcher(drafter, self.meters))
@@ -299,6 +301,11 @@ class Node:
                 "that runs sdcpd a directory there that it may write, on a disk with room."
             ) from error
 
+    def _serve_blocks(self, role: RoleName, engine: Engine) -> None:
+        """Let peers and operators at the blocks that a model keeps."""
+        if self.cache is not None and engine.blocks is not None:
+            self.cache.blocks.serve(role, engine.blocks.store)
+
     def _client_port(self, router: Router, texts: dict[str, ModelText], keys: KeyRing | None) -> FrontendServer:
         world, settings = self._world, self._config.frontend
         ports = FrontendPorts(
@@ -324,6 +331,7 @@ class Node:
             assert world.load_draft_engine is not None
             self._notifier.status("loading the draft model")
             engine = await world.load_draft_engine()
+            self._serve_blocks("drafter", engine)
             self.meters.add_gauges(partial(_draft_gauges, engine))
         drafts = None if engine is None else engine.info
         identity = await world.workers.run(drafter_identity, config, target, drafts)
@@ -399,6 +407,25 @@ def _draft_gauges(engine: Engine) -> Iterator[Gauge]:
     yield Gauge("draft_kv_cache_usage_ratio", "Share of the draft model's pages in use.", used)
 
 
+def _kv_gauges(engine: Engine) -> Iterator[Gauge]:
+    """The page pool's use by sessions, and what the tiers hold and did. Counts are of blocks."""
+    info, usage = engine.info, "Share of a tier in use: of the device's pages by sessions, of the others by blocks."
+    used = (info.pages - engine.free_pages) / info.pages
+    yield Gauge("kv_cache_usage_ratio", usage, used, (("tier", Tier.DEVICE.value),))
+    for stats in () if engine.blocks is None else engine.blocks.store.stats():
+        tier = (("tier", stats.tier.value),)
+        if stats.tier is not Tier.DEVICE:
+            yield Gauge("kv_cache_usage_ratio", usage, stats.bytes / stats.capacity_bytes, tier)
+        yield Gauge("kv_blocks_bytes", "Blocks that a tier holds.", stats.bytes, tier)
+        yield Gauge("kv_block_hits_total", "Blocks that sessions took from a tier.", stats.hits, tier)
+        yield Gauge("kv_block_misses_total", "Blocks that sessions looked for there in vain.", stats.misses, tier)
+        yield Gauge("kv_block_evictions_total", "Blocks that left a tier.", stats.evictions, tier)
+        yield Gauge("kv_block_promotions_total", "Blocks brought from a tier into pages.", stats.promotions, tier)
+        yield Gauge("kv_block_demotions_total", "Blocks copied down into a tier.", stats.demotions, tier)
+        yield Gauge("kv_block_damaged_total", "Blocks found damaged in a tier.", stats.damaged, tier)
+        yield Gauge("kv_block_failed_writes_total", "Blocks that a tier did not take.", stats.failed_writes, tier)
+
+
 def _precision(info: EngineInfo) -> tuple[tuple[str, str], ...]:
     return (("dtype", info.dtype), ("quantization", info.quantization), ("numerics", info.numerics))
 
@@ -407,9 +434,8 @@ def _verifier_gauges(verifier: Verifier, engine: Engine) -> Iterator[Gauge]:
     info = engine.info
     labels = (("version", __version__), ("device", info.device), ("dtype", info.dtype))
     yield Gauge("build_info", "What the model runs on.", 1, labels)
-    used = (info.pages - engine.free_pages) / info.pages
     yield Gauge("model_weights_bytes", "Memory of the model's weights.", info.weights_bytes, _precision(info))
-    yield Gauge("kv_cache_usage_ratio", "Share of a tier's pages in use.", used, (("tier", info.device),))
+    yield from _kv_gauges(engine)
     yield Gauge("num_sessions_waiting", "Sessions that wait for KV pages.", verifier.waiting_for_pages)
     for audit in verifier.snapshot().audits:
         if audit.z is not None:

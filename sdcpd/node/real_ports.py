@@ -8,6 +8,7 @@ fight for the cores. Bookkeeping stays in the trio thread (design 1.1): `plan` t
 import contextlib
 import os
 import queue
+import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Final, Protocol, TypeVar
 import outcome
 import trio
 
+from sdcpd.engine.kv_blocks import KvBlocks
 from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 
 T = TypeVar("T")
@@ -112,6 +114,12 @@ class ThreadWorkers:
             self._free.release()
 
 
+def memlock_limit_bytes() -> int | None:
+    """How much memory this process may lock; None without a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 class PassThread:
     """One thread that runs functions in order, for as long as the process lives.
 
@@ -151,6 +159,8 @@ class LoadedEngine(Protocol[P]):
     def info(self) -> EngineInfo: ...
     @property
     def free_pages(self) -> int: ...
+    @property
+    def blocks(self) -> KvBlocks | None: ...
     def open_sequence(self) -> int: ...
     def close_sequence(self, sequence: int) -> None: ...
     def reserve(self, sequence: int, length: int) -> bool: ...
@@ -176,6 +186,10 @@ class ThreadedEngine:
     def free_pages(self) -> int:
         return self._engine.free_pages
 
+    @property
+    def blocks(self) -> KvBlocks | None:
+        return self._engine.blocks
+
     def open_sequence(self) -> int:
         return self._engine.open_sequence()
 
@@ -193,6 +207,11 @@ class ThreadedEngine:
         run = self._plan(spans)
         async with self._turn:
             return await self._thread.run(run)
+
+    async def passes_ended(self) -> None:
+        """Return when the passes planned so far have ended: turns are taken in the order of asking."""
+        async with self._turn:
+            pass
 
     async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
         """Judge what a pass left on a shelf; between passes, in their thread."""

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
+from msgspec.structs import replace
 from prometheus_client import disable_created_metrics
 
 from sdcpd.cache.files import RealFiles
+from sdcpd.cache.settings import CacheSettings
 from sdcpd.drafting.settings import DraftModelSettings
 from sdcpd.engine.device_nodes import why_no_cuda
 from sdcpd.engine.model_config import ModelRefused
@@ -28,7 +30,14 @@ from sdcpd.node.draft_parts import make_lookup
 from sdcpd.node.logs import configure_logs
 from sdcpd.node.node import Node, NotStarted, World
 from sdcpd.node.notify import Notifier, watchdog_limit_s
-from sdcpd.node.real_ports import OsRandomness, PassThread, SystemClock, ThreadedEngine, ThreadWorkers
+from sdcpd.node.real_ports import (
+    OsRandomness,
+    PassThread,
+    SystemClock,
+    ThreadedEngine,
+    ThreadWorkers,
+    memlock_limit_bytes,
+)
 from sdcpd.roles.ports import Engine
 
 if TYPE_CHECKING:
@@ -38,6 +47,7 @@ log = structlog.get_logger(__name__)
 
 OK, FAILED, NOT_STARTED = 0, 1, 3
 JOURNAL: Final = "log"
+BLOCKS: Final = "blocks"
 DIGESTS: Final = "digests"
 LOAD_STEP_S: Final = 120.0
 """More time to start, asked of the service manager with each line of progress."""
@@ -71,15 +81,17 @@ def real_world(config: Config, thread: PassThread, draft_thread: PassThread, not
     """What production runs on. Passes of the model run in `thread`, those of a draft model in `draft_thread`."""
     state = Path(config.node.state_dir)
     drafts = config.drafter.draft_model
+    root = Path(config.cache.root_dir) if config.cache.root_dir else state / BLOCKS
+    keep, keep_drafts = partial(keep_blocks, config.cache, root), partial(keep_draft_blocks, config.cache)
     return World(
         clock=SystemClock(),
         wall_clock=time.time,
         randomness=OsRandomness(),
         workers=ThreadWorkers(),
         files=lambda: RealFiles(state / JOURNAL),
-        load_engine=partial(_load_engine, config.engine, thread, state / DIGESTS, notifier),
+        load_engine=partial(_load_engine, config.engine, thread, state / DIGESTS, notifier, keep),
         draft_source=partial(make_lookup, config),
-        load_draft_engine=partial(_load_engine, drafts, draft_thread, state / DIGESTS, notifier),
+        load_draft_engine=partial(_load_engine, drafts, draft_thread, state / DIGESTS, notifier, keep_drafts),
     )
 
 
@@ -93,7 +105,11 @@ def shares_thread(config: Config) -> bool:
 
 
 async def _load_engine(
-    settings: EngineSettings | None, thread: PassThread, digests: Path, notifier: Notifier
+    settings: EngineSettings | None,
+    thread: PassThread,
+    digests: Path,
+    notifier: Notifier,
+    keep: Callable[["ModelEngine"], None],
 ) -> Engine:
     """Load in the thread that will run the passes. Given up at once when the node is told to stop."""
     assert settings is not None, "the configuration was checked"
@@ -107,15 +123,46 @@ async def _load_engine(
         notifier.status(f"loading the model: {step} {fraction:.0%}")
         notifier.extend_timeout(LOAD_STEP_S)
 
-    engine = await thread.run(partial(_load, settings, tell, digests), abandon_on_cancel=True)
+    engine = await thread.run(partial(_load, settings, tell, digests, keep), abandon_on_cancel=True)
     return ThreadedEngine(engine, thread)
 
 
-def _load(settings: EngineSettings, tell: Callable[[str, float], None], digests: Path) -> "ModelEngine":
+def keep_blocks(settings: CacheSettings, root: Path, engine: "ModelEngine") -> None:
+    """Let the engine's sequences share blocks, in the tiers of `settings`; files go below `root`. Raises ModelRefused,
+    StateInUse."""
+    from sdcpd.cache.host_tier import HostTierRefused
+
+    if not settings.enable_prefix_caching:
+        return
+    try:
+        files = RealFiles(root) if settings.disk_bytes_to_use else None
+        engine.keep_blocks(settings, files, memlock_limit_bytes())
+    except HostTierRefused as refused:
+        raise ModelRefused(str(refused)) from refused
+    except OSError as error:
+        raise ModelRefused(
+            f"cache.root_dir: {root} cannot be used ({error}). Name a directory that the user who runs sdcpd may "
+            "write, or set cache.disk_bytes_to_use = 0."
+        ) from error
+
+
+def keep_draft_blocks(settings: CacheSettings, engine: "ModelEngine") -> None:
+    """A draft model's blocks stay in its pages: what they save is not worth host memory."""
+    if settings.enable_prefix_caching:
+        engine.keep_blocks(replace(settings, cpu_bytes_to_use=0, disk_bytes_to_use=0))
+
+
+def _load(
+    settings: EngineSettings,
+    tell: Callable[[str, float], None],
+    digests: Path,
+    keep: Callable[["ModelEngine"], None],
+) -> "ModelEngine":
     """In the pass thread: importing torch alone takes seconds, in which the event loop must go on."""
     from sdcpd.engine.forward import Engine as ModelEngine
 
     engine = ModelEngine.load(settings, tell, digests, drafts=isinstance(settings, DraftModelSettings))
+    keep(engine)
     info = engine.info
     log.info(
         "model loaded",

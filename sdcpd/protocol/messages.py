@@ -210,6 +210,7 @@ class SpeculationStats(Message, frozen=True, kw_only=True):
     draft_tokens: Uint
     accepted_tokens: Uint
     accepted_histogram: tuple[Uint, ...] = ()  # index a: rounds that accepted exactly a
+    cached_tokens: Uint = 0  # of the prompt: keys and values that were there when the session began
 
 
 class Output(Message, frozen=True, kw_only=True):

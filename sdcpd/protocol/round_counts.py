@@ -16,10 +16,12 @@ class RoundCounts:
     """Counts over the committed rounds of one session; `m_max` bounds the histogram.
 
     `commits` are those of a log that is taken over, whoever wrote it: what does not tell M counts as M = a, and an a
-    beyond m_max, which no verifier may commit, as m_max.
+    beyond m_max, which no verifier may commit, as m_max. `cached_tokens`, the verifier's to say, are those of the
+    prompt whose keys and values were there already.
     """
 
     def __init__(self, m_max: int, commits: Iterable[CommitRecord] = ()) -> None:
+        self.cached_tokens = 0
         self._rounds = 0
         self._draft_tokens = 0
         self._accepted_histogram = [0] * (m_max + 1)
@@ -42,4 +44,5 @@ class RoundCounts:
             draft_tokens=self._draft_tokens,
             accepted_tokens=sum(a * count for a, count in enumerate(self._accepted_histogram)),
             accepted_histogram=tuple(self._accepted_histogram),
+            cached_tokens=self.cached_tokens,
         )

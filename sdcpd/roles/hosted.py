@@ -38,7 +38,7 @@ from sdcpd.roles.ports import (
 from sdcpd.roles.row_supply import RowSupply
 from sdcpd.roles.session_kv import SessionKv
 from sdcpd.roles.speculation_control import SpeculationControl
-from sdcpd.roles.told_rows import runnable, telling, told
+from sdcpd.roles.told_rows import first_untold, runnable, telling, told
 from sdcpd.roles.verifier_meters import count_round
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.waits import Alarm, Changes, within
@@ -92,6 +92,7 @@ class Hosted:
         self._scored_in = -1  # the sequence that the work under way was run in
         self._while_judging = trio.CancelScope()
         self._prefilled = False
+        self.cached_tokens = 0  # of the prompt: taken from blocks when the session began
         self._outbox = outbox
         self._outbox.on_stale = self._doubt
         self._doubted = False
@@ -127,6 +128,14 @@ class Hosted:
         known = len(self._context) if self.machine is None else self.machine.prefix.last_position + 1
         return min(known + contract.m_max, len(self.prompt) + contract.max_new)
 
+    def enter(self) -> bool:
+        """Have pages for `wanted_tokens`, some of them those of others' blocks. False when too few are free."""
+        known = self._known()
+        entered = self.kv.enter(self.wanted_tokens, self._reusable(len(known) - 1), lambda: known)
+        if entered:
+            self._look_whether_prefilled()
+        return entered
+
     def preempt(self) -> None:
         """Give the pages to an older session. Between passes, when no work of this one is being scored."""
         self._ports.meters.count("num_preemptions_total")
@@ -134,17 +143,25 @@ class Hosted:
         self.kv.drop()
         self._count_waits()
 
-    def prefill_left(self) -> Prefill | None:
-        """What is known and has no valid KV yet, all but the last token, which goes with the next round."""
+    def prefill_left(self, promised: set[bytes]) -> Prefill | None:
+        """What is known and has no valid KV yet, all but the last token, which goes with the next round.
+
+        None too while blocks of it are on their way, or are in `promised`: about to be computed for an older session.
+        """
         machine, kv = self.machine, self.kv
         if kv.closed or machine is None or not kv.reserved_tokens:
             return None
         end = machine.prefix.last_position
         if kv.valid_tokens >= end:
             return None
+        known = machine.prefix.known
+        goes = kv.catch_up(self._reusable(end), lambda: known, promised)
+        self._look_whether_prefilled()
+        if not goes or kv.valid_tokens >= end:
+            return None
         if machine.logprobs is not None:
             end = runnable(machine.prefix, kv.valid_tokens, end)
-        tokens = machine.prefix.known[kv.valid_tokens : end]
+        tokens = known[kv.valid_tokens : end]
         return Prefill(key=self.id, sequence=kv.sequence, tokens=tokens, start=kv.valid_tokens)
 
     def ready_work(self, load: int) -> Span | None:
@@ -182,14 +199,43 @@ class Hosted:
 
     def ran_prefill(self, tokens: int, rows: tuple[Row, ...]) -> None:
         """`tokens` more positions of what is known have valid KV; `rows` are those that `telling` asked for."""
-        self.kv.valid_tokens += tokens
+        self.kv.advance(self.kv.valid_tokens + tokens, self._known)
         if rows:
             assert self.machine is not None
             told(self.machine.prefix, rows)
+        self._look_whether_prefilled()
+
+    def _known(self) -> tuple[int, ...]:
+        return self._context if self.machine is None else self.machine.prefix.known
+
+    def _reusable(self, end: int) -> int:
+        """How many of the first `end` positions may come from blocks: a position that is to tell something is run."""
+        if self.machine is not None:
+            untold = first_untold(self.machine.prefix) if self.machine.logprobs is not None else None
+        elif self.opened.logprobs is UNSET or len(self._context) == len(self.prompt):
+            untold = None
+        else:
+            untold = len(self.prompt) - 1
+        return end if untold is None else min(end, untold)
+
+    def _look_whether_prefilled(self) -> None:
         self._count_waits()
-        if self.kv.valid_tokens >= len(self._context) - 1 and not self._prefilled:
-            self._prefilled = True
-            self.notify()
+        if self._prefilled or self.kv.valid_tokens < len(self._context) - 1:
+            return
+        self._prefilled = True
+        reused, meters = self.kv.reused_tokens, self._ports.meters
+        self.cached_tokens = min(reused.total(), len(self.prompt) - 1)
+        if self.kv.engine.blocks is not None:
+            meters.count("prefix_cache_queries_total", len(self._context))
+            for tier, tokens in reused.items():
+                meters.count("prefix_cache_hits_total", tokens, tier=tier.value)
+        self._tell_cached()
+        self.notify()
+
+    def _tell_cached(self) -> None:
+        """The counts of the final page say how much of the prompt was not computed."""
+        if self.machine is not None:
+            self.machine.counts.cached_tokens = self.cached_tokens
 
     def _count_waits(self) -> None:
         """Waits for others do not run while the KV is not there (82), whether for want of pages or of passes."""
@@ -225,6 +271,7 @@ class Hosted:
             self.judging.shelved(work)
             return
         if not all(row.finite for row in rows):
+            self.kv.distrust()
             if machine.score_failed(work.ticket, "the model produced non-finite logits"):
                 self.changes.notify()
                 self._log.error("non-finite logits", round=work.round)
@@ -236,7 +283,7 @@ class Hosted:
             ceiling=self._speculation.ceiling(self.id),
         ):
             if not self.kv.closed and self.kv.sequence == self._scored_in:  # else it was preempted meanwhile
-                self.kv.valid_tokens = machine.prefix.last_position
+                self.kv.advance(machine.prefix.last_position, self._known)
             near = sum(row.margin < self._settings.near_tie_margin for row in rows)
             if near:
                 self._ports.meters.count("near_ties_total", near)
@@ -320,9 +367,8 @@ class Hosted:
             now=self._ports.clock.now(),
             taken=self._taken,
         )
-        if len(self._context) == 1:
-            self._prefilled = True
-        self._count_waits()
+        self._look_whether_prefilled()
+        self._tell_cached()
         self._on_work()
         self._log.info(
             "session opened",

@@ -2,8 +2,9 @@
 
 Sessions stand in the order of their opening, the oldest first, and the order decides everything:
 
-- A session without pages (new or preempted) gets them when all before it have theirs and there are enough for all it
-  knows and one longest round. No smaller one behind it goes first: nobody waits for ever.
+- A session without pages (new or preempted) enters when all before it have theirs and there are enough for all it
+  knows and one longest round. Pages that it shares with others count once. No smaller one behind it goes first: nobody
+  waits for ever.
 - A round that needs a page when none is free takes the pages of the youngest session that is younger than its own. That
   session is preempted: it keeps its state, its records and its place, and what it knows is run again as a prompt later.
 - When nobody is younger, the round waits; its session keeps what it has.
@@ -27,8 +28,7 @@ class Guest(Protocol):
 
     @property
     def id(self) -> bytes: ...
-    @property
-    def wanted_tokens(self) -> int: ...
+    def enter(self) -> bool: ...
     def preempt(self) -> None: ...
 
 
@@ -48,7 +48,7 @@ class KvRoom:
         """Give pages to those who wait, in order, as far as they go."""
         self._short = False
         for guest in self._guests():
-            if _waits(guest) and not guest.kv.reserve(guest.wanted_tokens):
+            if _waits(guest) and not guest.enter():
                 self._short = True
                 return
 

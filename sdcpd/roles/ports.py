@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from sdcpd.cache.bandwidth import Bandwidth
+from sdcpd.engine.kv_blocks import KvBlocks
 from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
 from sdcpd.protocol.messages import (
     Assignment,
@@ -198,16 +199,23 @@ class Objects(Protocol):
 
 
 class Engine(Protocol):
-    """A model on its device. Bookkeeping calls are synchronous; only the pass itself suspends."""
+    """A model on its device. Bookkeeping calls are synchronous; only the pass itself suspends.
+
+    `blocks` are those that its sequences may share, None where nothing is kept. `passes_ended` returns when all passes
+    that were planned before the call have ended.
+    """
 
     @property
     def info(self) -> EngineInfo: ...
     @property
     def free_pages(self) -> int: ...
+    @property
+    def blocks(self) -> KvBlocks | None: ...
     def open_sequence(self) -> int: ...
     def close_sequence(self, sequence: int) -> None: ...
     def reserve(self, sequence: int, length: int) -> bool: ...
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]: ...
+    async def passes_ended(self) -> None: ...
     async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]: ...
 
 

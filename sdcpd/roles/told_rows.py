@@ -18,13 +18,13 @@ ROWS_AT_ONCE: Final = 128
 
 def runnable(prefix: Prefix, start: int, end: int) -> int:
     """Where a prefill of known positions from `start` to `end` has to stop for this pass."""
-    first = _first_row(prefix)
+    first = first_untold(prefix)
     return end if first is None else min(end, max(first, start) + ROWS_AT_ONCE)
 
 
 def telling(prefix: Prefix, span: Span, alternatives: int) -> Span:
     """The prefill span, with those of its rows that tell of committed tokens without an entry."""
-    first = _first_row(prefix)
+    first = first_untold(prefix)
     end = span.start + len(span.tokens)
     if first is None or end <= first:
         return span
@@ -38,7 +38,7 @@ def told(prefix: Prefix, rows: tuple[Row, ...]) -> None:
     prefix.logprobs.extend(row.logprobs or b"" for row in rows)
 
 
-def _first_row(prefix: Prefix) -> int | None:
+def first_untold(prefix: Prefix) -> int | None:
     """Position of the first row that is to tell something: the one before the first token without an entry."""
     missing = len(prefix.logprobs)
     return None if missing >= len(prefix.output) else len(prefix.prompt) - 1 + missing

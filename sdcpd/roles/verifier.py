@@ -28,6 +28,7 @@ from sdcpd.protocol.session import Session
 from sdcpd.protocol.session_values import Begin, Busy, Join, Replay
 from sdcpd.protocol.takeover import Takeover, check_epoch
 from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
+from sdcpd.roles.block_mover import BlockMover
 from sdcpd.roles.hosted import Hosted
 from sdcpd.roles.kv_room import KvRoom
 from sdcpd.roles.load_meter import COST_RATIO, LoadMeter, measure_curve
@@ -71,6 +72,7 @@ class HostedSession(Struct, frozen=True):
     accepted_tokens: int
     age_s: float
     reason: str | None
+    cached_tokens: int = 0
 
 
 class VerifierSnapshot(Struct, frozen=True):
@@ -139,6 +141,10 @@ class Verifier:
             )
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            if self._engine.blocks is not None:
+                nursery.start_soon(
+                    BlockMover(self._engine.blocks.store, self._engine, self._ports, self._loop.wake).run
+                )
             nursery.start_soon(self._loop.run)
             nursery.start_soon(self._forget_ended)
             await nursery.start(self._reporter.run)
@@ -427,13 +433,14 @@ class Verifier:
         """Take the session in, behind all others; it waits for pages if it must. 503 when too many do."""
         if len(self._open) >= self._settings.max_sessions:
             raise Overloaded(f"all {self._settings.max_sessions} sessions are taken", retry_after_s=1)
+        scope = message.contract.scope
         hosted = Hosted(
             message,
             prompt,
             instance=self._instance,
             settings=self._settings,
             ports=self._ports,
-            kv=SessionKv(self._engine),
+            kv=SessionKv(self._engine, None if scope is UNSET else scope, self._ports.clock.now),
             vocabulary=self._engine.info.vocabulary,
             outbox=Outbox(message.router if message.router is not UNSET else None, self._ports),
             supply=self._supply,
@@ -490,4 +497,5 @@ def _describe(hosted: Hosted, now: float) -> HostedSession:
         accepted_tokens=stats.accepted_tokens if stats is not None else 0,
         age_s=now - hosted.started_at,
         reason=(machine.stopped or machine.reason) if machine is not None else None,
+        cached_tokens=hosted.cached_tokens,
     )

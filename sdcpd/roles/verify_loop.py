@@ -70,13 +70,14 @@ class VerifyLoop:
         hosted = {session.id: session for session in self._sessions()}
         ready: list[Ready] = []
         prefills = []
+        promised: set[bytes] = set()
         for key, session in hosted.items():
+            prefill = session.prefill_left(promised)
+            if prefill is not None:
+                prefills.append(prefill)
             span = session.ready_work(load)
             if span is not None:
                 ready.append(Ready(key=key, span=span))
-            prefill = session.prefill_left()
-            if prefill is not None:
-                prefills.append(prefill)
         self._ready_since = {one.key: self._ready_since.get(one.key, self.passes) for one in ready}
         ready.sort(key=lambda one: self._ready_since[one.key])  # stable: among equals the oldest session first
         mix = choose(

@@ -7,7 +7,7 @@ from typing import Final
 
 import tests.bench
 
-NOT_BENCHES: Final = ("figures", "passes", "prompts", "decoding", "decode_figures", "charts", "__main__")
+NOT_BENCHES: Final = ("figures", "passes", "prompts", "decoding", "decode_figures", "charts", "tiers", "__main__")
 
 
 def benches() -> dict[str, str]:

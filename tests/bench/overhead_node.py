@@ -87,6 +87,7 @@ class FreeEngine:
             device="none",
         )
         self.free_pages = self.info.pages
+        self.blocks = None
         self._sequences = 0
         self._holding: set[int] = set()
         self._row = Row(token=TOKEN, margin=1.0, finite=True)
@@ -112,6 +113,9 @@ class FreeEngine:
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
         await trio.lowlevel.checkpoint()
         return [(self._row,) * span.rows for span in spans]
+
+    async def passes_ended(self) -> None:
+        raise AssertionError("no blocks are kept here")
 
     async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
         raise AssertionError("only rule 2 keeps rows, and this bench speaks rule 1")

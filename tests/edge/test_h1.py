@@ -1,6 +1,7 @@
 """Large bodies by HTTP/1.1, with real TLS: what arrives, and what becomes of a peer that misbehaves."""
 
 import ssl
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -234,3 +235,30 @@ async def test_a_silent_peer_is_given_up(authority: Authority) -> None:
         calls = await world.calls(DRAFTER, ping_interval_s=0.01, ping_timeout_s=0.01)
         with pytest.raises(TransportError, match="neither takes nor says anything"):
             await calls.exchange(served.base(), bulk())
+
+
+async def test_a_large_body_lies_in_memory_once(authority: Authority) -> None:
+    """It is sent from where it is, and read into where it stays: besides the two ends' own there are pieces only."""
+    size = 24 << 20
+    kept: list[bytes] = [bytes(size)]
+
+    async def keep(peer: Peer, request: Request) -> Response:
+        if request.method == "PUT":
+            kept[0] = request.body
+            return Response(204)
+        return Response(200, body=kept[0])
+
+    async with tls_world(authority) as world:
+        served = await world.serve({"verifier": keep}, limit_bytes=size)
+        calls = await world.calls(DRAFTER)
+        await calls.exchange(served.base(), bulk("PUT", b"x"))
+        for request, new in ((bulk("PUT", bytes(size)), size), (bulk(), size)):
+            tracemalloc.start()
+            try:
+                answer = await calls.exchange(served.base(), request)
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert len(kept[0]) == size
+            assert len(answer.body) == (0 if request.method == "PUT" else size)
+            assert new <= peak < new + size // 4

@@ -203,7 +203,7 @@ async def test_the_client_port_of_a_ready_node(tiny: LoadedModel, tmp_path: Path
         status, page = await node.get("/metrics")
         assert status == 200
         assert b'sdcpd_build_info{device="cpu",dtype="fp32",version="' in page
-        assert b'sdcpd_kv_cache_usage_ratio{tier="cpu"} 0.0' in page
+        assert b'sdcpd_kv_cache_usage_ratio{tier="device"} 0.0' in page
         assert b"sdcpd_num_requests_running 0.0" in page
 
 

@@ -118,6 +118,10 @@ class CountingEngine:
 
     def close_sequence(self, sequence: int) -> None: ...
 
+    @property
+    def blocks(self) -> None:
+        return None
+
     def reserve(self, sequence: int, length: int) -> bool:
         return length <= 32
 

@@ -247,6 +247,9 @@ class Visitor:
     def wanted_tokens(self) -> int:
         return min(self.known + 8, self.end)
 
+    def enter(self) -> bool:
+        return self.kv.reserve(self.wanted_tokens)
+
     def preempt(self) -> None:
         self.preempted += 1
         self.kv.drop()

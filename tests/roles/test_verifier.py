@@ -98,9 +98,11 @@ def next_proposal(state: SessionState | Verdict, tokens: Sequence[int], **change
 
 
 @asynccontextmanager
-async def running(engine_options: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Stand]:
+async def running(
+    engine_options: dict[str, Any] | None = None, *, kind: type[ToyEngine] = ToyEngine, **settings: Any
+) -> AsyncIterator[Stand]:
     clock = TrioClock()
-    engine = ToyEngine(clock, model=TARGET, tokenizer=TOKENIZER, **(engine_options or {}))
+    engine = kind(clock, model=TARGET, tokenizer=TOKENIZER, **(engine_options or {}))
     logs, peers, meters = MemoryLogs(), RecordedPeers(), CountingMeters()
     ports = Ports(
         clock=clock,

@@ -24,6 +24,7 @@ from sdcpd.node.draft_parts import make_lookup
 from sdcpd.node.node import Node, World
 from sdcpd.node.notify import Notifier
 from sdcpd.node.real_ports import OsRandomness, PassThread, SystemClock, ThreadedEngine, ThreadWorkers
+from sdcpd.node.start import keep_blocks, keep_draft_blocks
 from sdcpd.protocol.messages import Output
 from sdcpd.roles.generation import GenerationRequest
 from sdcpd.roles.ports import Engine
@@ -173,12 +174,13 @@ async def running_node(
     config = load_config(CONFIG, overrides, roles)
 
     async def load_engine() -> Engine:
-        await trio.lowlevel.checkpoint()
+        await model.thread.run(partial(keep_blocks, config.cache, state / "state" / "blocks", model.engine))
         return ThreadedEngine(model.engine, model.thread)
 
     async def load_drafts() -> Engine:
         await trio.lowlevel.checkpoint()
         assert drafts is not None
+        keep_draft_blocks(config.cache, drafts.engine)
         return ThreadedEngine(drafts.engine, drafts.thread)
 
     world = World(

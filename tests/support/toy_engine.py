@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from sdcpd.engine.kv_blocks import KvBlocks
 from sdcpd.engine.spans import Drawn, EngineInfo, Kept, Row, Sampled, Shelf, Span, Told, Weighed
 from sdcpd.protocol.acceptance import accept_speculative, draw_each
 from sdcpd.protocol.distributions import target_masses
@@ -87,6 +88,13 @@ class ToyEngine:
     @property
     def free_pages(self) -> int:
         return self._info.pages - sum(self._held.values())
+
+    @property
+    def blocks(self) -> KvBlocks | None:
+        return None
+
+    async def passes_ended(self) -> None:
+        raise AssertionError("nothing is moved where no blocks are kept")
 
     def open_sequence(self) -> int:
         self._handles += 1

@@ -154,7 +154,7 @@ async def test_whom_the_port_does_not_talk_to(words: list[str], code: int, autho
     """Each ends in the connection, none in an answer, whatever number this curl has for it."""
     files = authority.issue(ROUTER)
     async with tls_world(authority) as world:
-        served = await world.serve()
+        served = await world.serve(bulk=False)
         command = ["curl", "--silent", "--show-error", "--cacert", files.ca]
         for word in words:
             command += ["--cert", files.certificate, "--key", files.key] if word == "CERT" else [word]

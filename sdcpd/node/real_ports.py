@@ -111,6 +111,10 @@ class ThreadWorkers:
         finally:
             self._free.release()
 
+    async def run_short(self, function: Callable[..., T], *args: object) -> T:
+        """Here and now, without suspending."""
+        return function(*args)
+
 
 class PassThread:
     """One thread that runs functions in order, for as long as the process lives.

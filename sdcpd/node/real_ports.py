@@ -113,6 +113,10 @@ class ThreadWorkers:
         finally:
             self._free.release()
 
+    async def run_short(self, function: Callable[..., T], *args: object) -> T:
+        """Here and now, without suspending."""
+        return function(*args)
+
 
 def memlock_limit_bytes() -> int | None:
     """How much memory this process may lock; None without a limit."""

@@ -366,7 +366,7 @@ class Cache(ObjectCache):
         if batch.empty:
             result: WriteResult = Written(dropped=0)
         elif store.is_quick(batch):
-            result = store.write_batch(batch)
+            result = await workers.run_short(store.write_batch, batch)
         else:
             result = await workers.run(store.write_batch, batch)
         outcomes = store.settle(batch, result, clock.now())

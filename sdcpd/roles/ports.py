@@ -147,9 +147,13 @@ class Randomness(Protocol):
 
 
 class Workers(Protocol):
-    """Runs a blocking function: in a thread in production, inline in simulation."""
+    """Runs a blocking function: in a thread in production, inline in simulation.
+
+    `run_short` is for one that as a rule takes less than handing it to a thread does: in production it runs at once.
+    """
 
     async def run(self, function: Callable[..., T], *args: object) -> T: ...
+    async def run_short(self, function: Callable[..., T], *args: object) -> T: ...
 
 
 class Meters(Protocol):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sdcpd.cache.files import RealFiles, StateInUse
@@ -22,7 +23,7 @@ from sdcpd.cache.log_requests import (
     LogUnsettled,
     RemoveLog,
 )
-from sdcpd.cache.log_store import LogStore
+from sdcpd.cache.log_store import QUICK_BYTES, QUICK_FRAMES, LogStore
 from sdcpd.cache.settings import KIB, CacheSettings
 from sdcpd.protocol.commit_log import log_tag
 from sdcpd.protocol.terms import Action
@@ -105,6 +106,32 @@ def test_page_cache_durability_does_not_sync_an_append(disk: SimDisk) -> None:
     assert disk.syncs == syncs
     disk.kill()
     assert store.reopen().octets(LOG) == commit(1, 1)
+
+
+def test_only_small_writes_that_are_not_synced_are_quick(disk: SimDisk) -> None:
+    def is_quick(store: Driver, logs: int, commits: int = 1) -> bool:
+        names = [f"v1/s/-/l/{number:022d}" for number in range(logs)]
+        wanted = [CreateLog(name=name, records=records(commit(1, 1) * commits)) for name in names]
+        return store.store.is_quick(store.store.prepare(wanted, [], 0.0))
+
+    unsynced = Driver(SimDisk(), CacheSettings(commit_durability="page_cache"))
+    assert is_quick(unsynced, QUICK_FRAMES)
+    unsynced = Driver(SimDisk(), CacheSettings(commit_durability="page_cache"))
+    assert not is_quick(unsynced, QUICK_FRAMES + 1)
+    unsynced = Driver(SimDisk(), CacheSettings(commit_durability="page_cache"))
+    assert not is_quick(unsynced, 1, commits=QUICK_BYTES // len(commit(1, 1)))
+    assert not is_quick(Driver(disk), 1)
+
+
+def test_a_new_segment_is_not_begun_quickly() -> None:
+    store = Driver(SimDisk(), msgspec.structs.replace(SMALL, commit_durability="page_cache"))
+    quick = []
+    for round_ in range(1, 30):
+        batch = store.store.prepare([CreateLog(name=f"v1/s/-/l/{round_:022d}", records=records(commit(1, 1)))], [], 0.0)
+        quick.append(store.store.is_quick(batch))
+        assert quick[-1] is not batch.order.begin_segment
+        store.store.settle(batch, store.store.write_batch(batch), 0.0)
+    assert not all(quick)
 
 
 def test_an_append_exists_only_when_it_is_settled(disk: SimDisk) -> None:

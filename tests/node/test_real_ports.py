@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from sdcpd.engine.spans import EngineInfo, Row, Shelf, Span, Weighed
-from sdcpd.node.real_ports import OsRandomness, PassThread, SystemClock, ThreadedEngine, ThreadWorkers
+from sdcpd.node.real_ports import WORKERS_LIMIT, OsRandomness, PassThread, SystemClock, ThreadedEngine, ThreadWorkers
 
 
 async def test_the_clock_goes_on_and_sleeps() -> None:
@@ -41,6 +41,30 @@ async def test_workers_leave_the_trio_thread() -> None:
     total, thread = await ThreadWorkers().run(add, 2, 3)
     assert total == 5
     assert thread != threading.get_ident()
+
+
+async def test_a_short_call_needs_no_thread() -> None:
+    assert await ThreadWorkers().run_short(threading.get_ident) == threading.get_ident()
+
+
+async def test_workers_are_few() -> None:
+    """One call more than there are workers waits, is let go when it is cancelled, and runs when one is free."""
+    workers, leave, entered = ThreadWorkers(), threading.Event(), threading.Semaphore(0)
+
+    def stay() -> bool:
+        entered.release()
+        return leave.wait(10)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(WORKERS_LIMIT):
+            nursery.start_soon(workers.run, stay)
+        for _ in range(WORKERS_LIMIT):
+            assert await trio.to_thread.run_sync(entered.acquire)
+        with trio.move_on_after(0) as given_up:
+            await workers.run(threading.get_ident)
+        assert given_up.cancelled_caught
+        leave.set()
+    assert await workers.run(threading.get_ident) != threading.get_ident()
 
 
 async def test_a_pass_thread_is_always_the_same_one() -> None:

@@ -63,6 +63,9 @@ class GatedWorkers:
             await self.gate.wait()
         return function(*args)
 
+    async def run_short(self, function: Callable[..., T], *args: object) -> T:
+        return await self.run(function, *args)
+
 
 def ports(workers: Workers, meters: CountingMeters) -> Ports:
     return Ports(

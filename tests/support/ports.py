@@ -63,6 +63,9 @@ class InlineWorkers:
     async def run(self, function: Callable[..., T], *args: object) -> T:
         return function(*args)
 
+    async def run_short(self, function: Callable[..., T], *args: object) -> T:
+        return await self.run(function, *args)
+
 
 class SlowWorkers:
     """Inline, but each call first takes up to `limit_s` of virtual time, drawn from a seed: a busy disk."""
@@ -74,6 +77,9 @@ class SlowWorkers:
     async def run(self, function: Callable[..., T], *args: object) -> T:
         await trio.sleep(self._random.uniform(0, self._limit_s))
         return function(*args)
+
+    async def run_short(self, function: Callable[..., T], *args: object) -> T:
+        return await self.run(function, *args)
 
 
 class CountingMeters:

@@ -2,15 +2,31 @@
 
 Both are retried within bounds, and both have a net below them: a verifier ends a session nobody carries on (82), a
 drafter drops state it gets no verdict for (45). So giving up here leaks for a while, never for good.
+
+A verifier that is asked to end a session writes so into its log. Where none does, as none lives or none knows the
+session, the router writes it (last_record).
 """
 
 from collections.abc import Collection
 
 from sdcpd.protocol.fleet import Fleet
-from sdcpd.protocol.placement_values import Close, Drop, Lost, Outcome, Plan, Refused, passing, retry_after_s
+from sdcpd.protocol.last_record import LastRecord
+from sdcpd.protocol.placement_values import (
+    Accepted,
+    Close,
+    Drop,
+    Lost,
+    Outcome,
+    Plan,
+    ReadLog,
+    Refused,
+    WriteLog,
+    passing,
+    retry_after_s,
+)
 from sdcpd.protocol.retry_lane import Lane, Outbox
 
-CleanupLane = Lane[Close] | Lane[Drop]
+CleanupLane = Lane[Close] | Lane[Drop] | Lane[ReadLog | WriteLog]
 
 
 class Cleanup:
@@ -29,6 +45,9 @@ class Cleanup:
         self._drops: dict[str, Lane[Drop]] = {}
         self._open_in_flight = False
         self._open_lost = False
+        self._last = LastRecord(plan, outbox)
+        self._epoch = 0
+        self._reason = ""
 
     @property
     def closing(self) -> bool:
@@ -36,7 +55,7 @@ class Cleanup:
 
     @property
     def done(self) -> bool:
-        return not self.closing and not self._drops
+        return not self.closing and not self._drops and self._last.done
 
     @property
     def dropping(self) -> Collection[str]:
@@ -44,10 +63,24 @@ class Cleanup:
         return self._drops.keys()
 
     def lanes(self) -> tuple[CleanupLane, ...]:
-        return (self._close, *self._drops.values())
+        return (self._close, self._last.lane, *self._drops.values())
 
-    def close(self, verifier: str, now: float, *, open_in_flight: bool, open_lost: bool) -> None:
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do besides the lanes' repeats."""
+        return self._last.next_deadline()
+
+    def tick(self, now: float) -> None:
+        self._last.tick(now)
+
+    def close_log(self, epoch: int, reason: str, now: float) -> None:
+        """The session ended at `epoch`, and there is no verifier that could be told."""
+        self._last.begin(epoch, reason, now)
+
+    def close(
+        self, verifier: str, epoch: int, reason: str, now: float, *, open_in_flight: bool, open_lost: bool
+    ) -> None:
         """End the session at its verifier. `open_lost`: some session-open got no answer and may yet be carried out."""
+        self._epoch, self._reason = epoch, reason
         self._open_in_flight, self._open_lost = open_in_flight, open_lost
         self._close.send(Close(verifier=verifier, session=self._plan.session), now)
 
@@ -71,6 +104,9 @@ class Cleanup:
         if self._close.answers(call):
             self._close_outcome(outcome, now)
             return True
+        if self._last.lane.answers(call):
+            self._last.outcome(outcome, now)
+            return True
         for drafter, lane in self._drops.items():
             if lane.answers(call):
                 if passing(outcome) and lane.tries < self._outbox.patience.tries:
@@ -86,5 +122,7 @@ class Cleanup:
         patient = self._open_in_flight or now - self._close.since < self._outbox.patience.close_give_up_s
         if again and patient:
             self._close.wait(now, retry_after_s(outcome))
-        else:
-            self._close.clear()
+            return
+        self._close.clear()
+        if not isinstance(outcome, Accepted):
+            self._last.begin(self._epoch, self._reason, now)

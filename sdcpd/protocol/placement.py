@@ -113,7 +113,8 @@ class Placement:
     def next_deadline(self) -> float | None:
         """When `tick` has something to do besides looking at the fleet."""
         dues = [lane.due for lane in self._lanes() if lane.due is not None]
-        dues += [due for due in (*self._reader.next_deadlines(), self._failover.next_deadline()) if due is not None]
+        others = (*self._reader.next_deadlines(), self._failover.next_deadline(), self._cleanup.next_deadline())
+        dues += [due for due in others if due is not None]
         return min(dues, default=None)
 
     def start(self, now: float) -> tuple[Step, ...]:
@@ -192,6 +193,7 @@ class Placement:
         self._recover(self._failover.tick(now), now)
         if self._reader.tick(now):
             self._fail("output_behind", "the verifier states more output than it delivers", now)
+        self._cleanup.tick(now)
         for lane in self._lanes():
             lane.repeat(now)
         return self._outbox.take()
@@ -423,8 +425,13 @@ class Placement:
         self._policies.lane.clear()
         open_in_flight = self._main.in_flight and isinstance(self._main.action, Open)
         open_lost = opening and self._opening.lost
+        reason = ending.reason or "failed"
         if closes := not gone and (open_in_flight or self._opening.lost or not opening):
-            self._cleanup.close(self.verifier, now, open_in_flight=open_in_flight, open_lost=open_lost)
+            self._cleanup.close(
+                self.verifier, self.epoch, reason, now, open_in_flight=open_in_flight, open_lost=open_lost
+            )
+        elif recovering and ending.cancelled and not self._follows and not ending.gone:
+            self._cleanup.close_log(self.epoch, reason, now)
         if not (closes and open_in_flight):
             self._main.clear()
         if self._naming.assigned is not None and ending.finish is not Action.FINISH:

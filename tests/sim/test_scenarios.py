@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import trio
 
 from sdcpd.protocol.ladder import Ladder
@@ -251,3 +252,25 @@ def test_a_full_disk_delays_a_failover_and_nothing_else() -> None:
         await trio.sleep_forever()
 
     assert told(story, verifiers=2).ends == {"finished": 1}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["not yet known to be dead", "given up for dead"])
+def test_a_session_cancelled_while_no_verifier_lives_is_closed_in_its_log(known: bool) -> None:
+    """112: the router writes the end, behind a fence: whoever finds the log resumes nothing."""
+    closed: list[bool] = []
+
+    async def story(world: World) -> None:
+        await until(lambda: committed(world) >= 10)
+        await world.crash(world.nodes["v1"], power=False)
+        (book,) = world.checkers.books.values()
+        if known:
+            await until(lambda: book.fence > 0)
+        world.clients[0].leave()
+        await until(lambda: book.closed)
+        closed.append(world.nodes["v1"].up)
+        world.start(world.nodes["v1"])
+        await trio.sleep_forever()
+
+    clients = (client(max_new=100), client(begins_s=35.0, max_new=5))
+    assert told(story, verifiers=1, clients=clients).ends == {"left": 1, "finished": 1}
+    assert closed == [False], "nobody but the router was there to do it"

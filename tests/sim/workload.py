@@ -49,6 +49,7 @@ class Client:
         self.ended: Ended | None = None
         self.session: bytes | None = None
         self._world = world
+        self._leaves = trio.Event()
         self._wish: Wish | None = None  # of the session that it was told of last
         self._reader = Reader(world.checkers, world.wrong)
 
@@ -107,7 +108,13 @@ class Client:
                 await process.over.wait()
                 nursery.cancel_scope.cancel()
 
+            async def walk_away() -> None:
+                await self._leaves.wait()
+                self._end("left")
+                nursery.cancel_scope.cancel()
+
             nursery.start_soon(watch)
+            nursery.start_soon(walk_away)
             try:
                 await process.gate()
                 async with router.generation(request) as generation:
@@ -125,6 +132,10 @@ class Client:
             nursery.cancel_scope.cancel()
         if self.ended is None and self.session is not None and not process.alive:
             await self._read_rest(self.session, process)
+
+    def leave(self) -> None:
+        """Go away now, whatever there is to be read."""
+        self._leaves.set()
 
     async def _read(self, generation: Generation, process: Incarnation, router: Router) -> None:
         leaves, policies = self.plan.leaves_after, list(self.plan.policies)

@@ -36,11 +36,7 @@ def decide(
     `sampling` is the profile if it changed with this round. `logprobs` has an entry for each of `best`, or none (114).
     `ceiling` is what the load leaves of m_cap (74).
     """
-    if contract.rule == Rule.SPECULATIVE_SAMPLING:
-        outcome = Accepted(accepted=len(best) - 1, additional=best[-1])
-        assert tuple(best[:-1]) == tuple(scored[: outcome.accepted])
-    else:
-        outcome = accept_equal(scored, best)
+    outcome = _outcome(contract.rule, scored, best)
     block = cut(
         (*scored[: outcome.accepted], outcome.additional),
         stop=contract.stop,
@@ -88,6 +84,14 @@ def decide(
     )
     kept = tuple(logprobs[: len(block.emitted)])
     return Pending(record, write_record(record), after, action, self_decoded=proposed is None, logprobs=kept)
+
+
+def _outcome(rule: int, scored: Sequence[int], best: Sequence[int]) -> Accepted:
+    if rule != Rule.SPECULATIVE_SAMPLING:
+        return accept_equal(scored, best)
+    accepted = len(best) - 1
+    assert tuple(best[:-1]) == tuple(scored[:accepted])
+    return Accepted(accepted=accepted, additional=best[-1])
 
 
 def same_proposal(one: Proposal, other: Proposal) -> bool:

@@ -21,6 +21,9 @@ LEAST_GAIN: Final = 0.01
 """Tokens that a row adds on the average, below which nobody asks for it."""
 
 
+TOTALS_LIMIT: Final = 256
+"""So many totals are looked at, evenly spread where there are more rows: it is done between two passes."""
+
 FREE: Final = 1.001
 """Passes whose times differ by less than this cost the same."""
 
@@ -79,15 +82,18 @@ def allot(wishes: Sequence[Wish], others: int, curve: CostCurve, drafting: Rhyth
     rows.sort()
     count = len(wishes) + others
     tokens = float(count)
-    rates = [tokens / drafting.turn_s(curve, count)]
+    best, best_rate = 0, tokens / drafting.turn_s(curve, count)
+    stride = 1 + len(rows) // TOTALS_LIMIT
     for total, (worth, _, _) in enumerate(rows, 1):
         tokens -= worth
-        rates.append(tokens / drafting.turn_s(curve, count + total))
-    total = rates.index(max(rates))
+        if total % stride == 0 or total == len(rows):
+            reached = tokens / drafting.turn_s(curve, count + total)
+            if reached > best_rate:
+                best, best_rate = total, reached
     limits = [wish.limit for wish in wishes]
-    if curve.seconds(count + sum(limits)) <= FREE * curve.seconds(count + total):
+    if curve.seconds(count + sum(limits)) <= FREE * curve.seconds(count + best):
         return limits
     lengths = [0] * len(wishes)
-    for _, _, number in rows[:total]:
+    for _, _, number in rows[:best]:
         lengths[number] += 1
     return lengths

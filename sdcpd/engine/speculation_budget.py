@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sdcpd.engine.acceptance_estimate import AcceptanceEstimate
-from sdcpd.engine.cost_curve import CostCurve
+from sdcpd.engine.cost_curve import LAST_ROWS, CostCurve
 from sdcpd.engine.row_allotment import Rhythm, Tempo, Wish, allot, rate
 
 PATIENCE: Final = 3
@@ -36,7 +36,7 @@ PROBE_TOKENS_LIMIT: Final = 8192
 HOPED_ALPHA: Final = 0.8
 """Acceptance of a text that is easy to guess: whether a probe could show anything at all."""
 
-ROUNDS_A_PASS: Final = 4
+ROUNDS_A_PASS: Final = 8
 """A busy verifier, with more rounds a pass than this, is reviewed after fewer passes."""
 
 ALL_WEIGHT: Final = 0.02
@@ -151,7 +151,8 @@ class SpeculationBudget:
         if not keys:
             return
         others, prior = len(open_) - len(keys), self._all.alpha(FIRST_ALPHA)
-        wishes = [Wish(self._members[key].estimate.alpha(prior), open_[key].m_max) for key in keys]
+        most = max(1, LAST_ROWS // len(open_))
+        wishes = [Wish(self._members[key].estimate.alpha(prior), min(most, open_[key].m_max)) for key in keys]
         lengths = allot(wishes, others, self.curve, self.tempo.drafting)
         self._leave(open_, keys, wishes, lengths, others)
         self._come_back(open_, keys, wishes, lengths, others)

@@ -136,3 +136,20 @@ def test_against_an_independent_recomputation(
             if action is Action.REDUCE:
                 m_cap = max(1, m_cap // 2)
         assert (done.action, counters.c, counters.g, counters.j, counters.limit) == (action, c, g, j, m_cap)
+
+
+def test_the_load_lowers_m_cap_and_gives_it_back() -> None:
+    """ "The verifier lowers m_cap when its own load makes long proposals costly" (74). The ladder goes on beneath."""
+    of = contract(fallback=(REDUCE, SWITCH))
+    low = step(Counters(limit=8), of, accepted=1, proposed=4, load=0, finished=False, ceiling=3).counters
+    assert (low.m_cap, low.limit) == (3, 8)
+    again = step(low, of, accepted=1, proposed=3, load=0, finished=False, ceiling=8).counters
+    assert again.m_cap == 8
+    assert step(low, of, accepted=1, proposed=3, load=0, finished=True, ceiling=2).counters.m_cap == 2
+    assert assigned(low, of, 6).m_cap == 6, "decision 42: an assignment lifts it"
+
+
+def test_reduce_halves_the_m_cap_that_the_drafter_knows() -> None:
+    of = contract(fallback=(REDUCE, SWITCH), low_rounds=1)
+    reduced = step(Counters(limit=8, ceiling=4), of, accepted=0, proposed=4, load=0, finished=False)
+    assert (reduced.action, reduced.counters.m_cap) == (Action.REDUCE, 2)

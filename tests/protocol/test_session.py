@@ -603,3 +603,58 @@ def test_self_decoded_rounds_leave_a_ladder_half_way_where_it_is() -> None:
     session.assign(assignment(contract=session.contract, drafter=VERIFIER, seq=2), 0.0)
     self_token(session, 30)
     assert session.prefix.at.counters.c == 1
+
+
+# Speculation under load (74, 110)
+
+
+def test_a_ceiling_is_told_in_the_verdict_and_holds_from_then_on() -> None:
+    """Decision 57: against the cap last published, never against one still in the verifier's head."""
+    session = drafting()
+    begun = session.propose(DRAFTER, next_proposal(session, 10, 11, 12), 0.0)
+    assert isinstance(begun, Begin)
+    session.scored(begun.work.ticket, (10, 11, 12, 13), load=0, ceiling=2)
+    assert session.m_cap == 8
+    commit(session)
+    verdict = session.awaited(1)
+    assert verdict is not None
+    assert (verdict.m_cap, session.m_cap) == (2, 2)
+    with pytest.raises(LimitExceeded):
+        session.propose(DRAFTER, next_proposal(session, 14, 15, 16), 0.0)
+
+
+def test_advice_is_said_once_and_obeyed_by_the_router_alone() -> None:
+    session = drafting()
+    assert not session.advise(pays=True), "it drafts already"
+    assert session.advise(pays=False)
+    assert not session.advise(pays=False), "said"
+    (event,) = session.take_events()
+    assert (event.kind, event.reason, event.seq) == (Action.SELF_DECODE, "unprofitable", 1)
+    assert state_of(session) is State.DRAFTING, "the assignment stays valid"
+    play(session, (10,), (10, 11))
+    assert not session.advise(pays=True), "until the router has ordered it"
+    session.assign(assignment(contract=session.contract, drafter=VERIFIER, seq=2), now=0.0)
+    assert state_of(session) is State.SELF_DECODING
+    assert not session.advise(pays=False)
+    assert session.advise(pays=True)
+    assert not session.advise(pays=True)
+    (event,) = session.take_events()
+    assert (event.kind, event.reason, event.seq) == (Action.SELF_DECODE, "profitable", 2)
+    session.assign(assignment(contract=session.contract, seq=3), now=0.0)
+    assert session.advise(pays=False), "another assignment, another advice"
+
+
+def test_who_decodes_alone_for_another_reason_gets_no_advice() -> None:
+    session = drafting()
+    session.assign(assignment(contract=session.contract, drafter=VERIFIER, seq=2), now=0.0)
+    assert not session.advise(pays=True)
+    waiting = opened()
+    assert not waiting.advise(pays=False)
+
+
+def test_what_is_over_or_lost_gets_no_advice() -> None:
+    ending, lost = drafting(), drafting()
+    ending.cancel("cancelled")
+    lost.lost("fenced")
+    assert not ending.advise(pays=False)
+    assert not lost.advise(pays=False)

@@ -44,7 +44,8 @@ class Book:
         self.output: list[int] = []
         self.fence = 0
         self.ended: EndRecord | None = None
-        self.caps: frozenset[int] = frozenset({opened.contract.m_max})  # what m_cap may be now
+        # What m_cap may be now, before and after what the verifier's load left of it (decision 74).
+        self.caps: frozenset[tuple[int, int]] = frozenset({(opened.contract.m_max, opened.contract.m_max)})
         self.verdicts: dict[tuple[int, int], bytes] = {}
         self.proposals: dict[tuple[int, int], list[Proposal]] = {}
         self.servers: dict[int, str] = {}  # of each epoch, the verifier that opened the session or appended at it
@@ -84,7 +85,8 @@ class Book:
 
     def assigned(self, m_init: int) -> None:
         """A drafter was named. Whether it is another one than before, only the verifier knows (decision 42)."""
-        self.caps |= {min(m_init, self.contract.m_max)}
+        cap = min(m_init, self.contract.m_max)
+        self.caps |= {(cap, cap)}
 
     def served_by(self, verifier: str, epoch: int) -> None:
         """Decision 30: of one epoch there is one verifier. Raises Wrong."""
@@ -107,7 +109,8 @@ class Book:
         self.rotted = True
         self.octets, self.commits, self.output = [], [], []
         self.fence, self.ended = 0, None
-        self.caps = frozenset(range(1, self.contract.m_max + 1))
+        limits = range(1, self.contract.m_max + 1)
+        self.caps = frozenset((limit, cap) for limit in limits for cap in range(1, limit + 1))
         del self._digests[1:]
 
     def append(self, record: Record, octets: bytes) -> None:
@@ -188,15 +191,20 @@ class Book:
             if told_wrong is not None:
                 why = told_wrong
                 continue
-            for cap in sorted(self.caps):
+            explained: set[tuple[int, int]] = set()
+            for limit, cap in sorted(self.caps):
                 if len(proposal.tokens) > cap:
                     why = f"7: {len(proposal.tokens)} tokens were scored under m_cap {cap}"
                     continue
-                expected = self._ladder((c, g, j, cap), ctl.accepted, len(proposal.tokens), ctl.load, finished)
-                if expected == (ctl.c, ctl.g, ctl.j, ctl.m_cap, int(ctl.action)) and ctl.low == ctl.c:
-                    self.caps = frozenset({ctl.m_cap})
-                    return
-                why = f"9: ctl {ctl} where the ladder gives {expected} from {(c, g, j, cap)}"
+                expected = self._ladder((c, g, j, limit, cap), ctl.accepted, len(proposal.tokens), ctl.load, finished)
+                after = expected[3]
+                told = (ctl.c, ctl.g, ctl.j, after, int(ctl.action))
+                if expected == told and 1 <= ctl.m_cap <= after and ctl.low == ctl.c:
+                    explained.add((after, ctl.m_cap))
+                why = f"9: ctl {ctl} where the ladder gives {expected} from {(c, g, j, limit, cap)}"
+            if explained:
+                self.caps = frozenset(explained)
+                return
         raise Wrong(f"7/9: nothing explains round {record.round}: {why}")
 
     def _unexplained(self, record: CommitRecord, accepted: int, proposal: Proposal) -> str | None:
@@ -219,11 +227,11 @@ class Book:
         return self.contract.rule == SPECULATIVE and not self.rotted
 
     def _ladder(
-        self, at: tuple[int, int, int, int], a: int, m: int, load: int, finished: bool
+        self, at: tuple[int, int, int, int, int], a: int, m: int, load: int, finished: bool
     ) -> tuple[int, int, int, int, int]:
-        """Draft 6.5.2 with decisions 74 to 78, from (c, g, j, m_cap)."""
+        """Draft 6.5.2 with decisions 74 to 78: from (c, g, j, limit, m_cap) to (c, g, j, limit, action)."""
         contract = self.contract
-        c, g, j, cap = at
+        c, g, j, limit, cap = at
         ratio = 0 if contract.low_ratio is UNSET else contract.low_ratio
         if (100 * a < ratio * m) if ratio else (a == 0):
             c, g = c + 1, 0
@@ -232,18 +240,18 @@ class Book:
             if g >= contract.low_rounds:
                 j = 0
             if load <= RESTORE_LOAD:
-                cap = min(cap + 1, contract.m_max)
+                limit = min(limit + 1, contract.m_max)
         if finished:
-            return c, g, j, cap, FINISH
+            return c, g, j, limit, FINISH
         if c < contract.low_rounds:
-            return c, g, j, cap, CONTINUE
+            return c, g, j, limit, CONTINUE
         for entry in contract.fallback[j:]:
             j += 1
             may = contract.self_load is not UNSET and load <= contract.self_load
             if entry is LadderAction.SELF_DECODE and not may:
                 continue
-            return 0, g, j, max(1, cap // 2) if entry is LadderAction.REDUCE else cap, int(entry)
-        return 0, g, j, cap, FAIL
+            return 0, g, j, max(1, cap // 2) if entry is LadderAction.REDUCE else limit, int(entry)
+        return 0, g, j, limit, FAIL
 
 
 def _start(contract: Contract, prompt: Sequence[int]) -> bytes:

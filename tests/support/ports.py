@@ -83,13 +83,16 @@ class SlowWorkers:
 
 
 class CountingMeters:
-    """Sums of counters by name; observations are only counted."""
+    """Sums of counters by name, and by name and labels; observations are only counted."""
 
     def __init__(self) -> None:
         self.counts: dict[str, float] = {}
+        self.by_labels: dict[tuple[str, ...], float] = {}  # by (name, value of each label)
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + amount
+        series = (name, *labels.values())
+        self.by_labels[series] = self.by_labels.get(series, 0) + amount
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         self.count(name)

@@ -46,7 +46,7 @@ class FixedPoint:
 
     def __init__(self, values: Tensor, scales: Tensor) -> None:
         """Raises RuntimeError or AttributeError where torch cannot."""
-        with _quantized_engine():
+        with quantized_engine():
             zeros = torch.zeros(len(scales), dtype=torch.int64)
             quantized = torch._make_per_channel_quantized_tensor(values, scales.double(), zeros, 0)
             self._packed: Any = torch.ops.quantized.linear_prepack(quantized, None)
@@ -70,7 +70,7 @@ class FixedPoint:
 
 
 @contextmanager
-def _quantized_engine() -> Iterator[None]:
+def quantized_engine() -> Iterator[None]:
     """With the library whose product is meant, and without a word on what torch will remove some day."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = _ENGINE

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sdcpd.engine.draft_vocabulary import BACK, MAP
-from sdcpd.engine.linear import TILE_ROWS, Linear, can_pack, int8_kernel, keeps_bits
+from sdcpd.engine.linear import TILE_ROWS, Linear, can_halve, can_pack, int8_kernel, keeps_bits
 from sdcpd.engine.mlp import GatedMlp, Mixture
 from sdcpd.engine.model_config import Experts, ModelConfig, ModelRefused
 from sdcpd.engine.model_digest import weight_files
@@ -184,6 +184,9 @@ def _made(
         kernel = int8_kernel(device, dtype)
         for linear in weights.linears:
             linear.quantise(device, kernel)
+    elif can_halve(device, dtype) and all(linear.fits_half for linear in weights.linears):
+        for linear in weights.linears:
+            linear.halve()
     elif can_pack(device, dtype):
         for linear in weights.linears:
             linear.pack()

@@ -51,7 +51,8 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How often expired logs and objects are looked for."""
     max_objects: Annotated[int, Meta(ge=1)] = 65_536
     max_object_bytes: Annotated[int, Meta(ge=1 * KIB)] = 16 * MIB
-    """One object: a token array of a million tokens is 5 MiB."""
+    """One object, and one block that a peer sends: a token array of a million tokens is 5 MiB, 256 tokens of KV of an
+    8B model 32 MiB."""
     object_memory_bytes: Annotated[int, Meta(ge=1 * KIB)] = 256 * MIB
     """All objects together, in memory. Beyond it a new one is refused (507); nothing unexpired is evicted."""
     default_object_ttl_s: Annotated[float, Meta(gt=0)] = 600.0

@@ -68,11 +68,10 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
 class Passage(Struct, frozen=True, kw_only=True):
     """What became of a session on its way, for a client that asks: how often it went on at another verifier or another
-    life of the same one, and with another drafter. `cached_tokens`: of the prompt, taken from a cache."""
+    life of the same one, and with another drafter."""
 
     failovers: int = 0
     drafter_switches: int = 0
-    cached_tokens: int = 0
 
 
 class GenerationRefused(Exception):

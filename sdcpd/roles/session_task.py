@@ -191,10 +191,8 @@ class SessionTask:
             self._do(self.placement.set_sampling(sampling, self._ports.clock.now()))
 
     def passage(self) -> Passage:
-        """See generation.Generation. Verifiers do not tell yet what of a prompt they had in a cache."""
-        return Passage(
-            failovers=self.placement.epoch - FIRST_EPOCH, drafter_switches=self._drafter_switches, cached_tokens=0
-        )
+        """See generation.Generation."""
+        return Passage(failovers=self.placement.epoch - FIRST_EPOCH, drafter_switches=self._drafter_switches)
 
     def pages(self) -> AsyncIterator[Output]:
         """See generation.Generation."""

@@ -8,6 +8,7 @@ import pytest
 from sdcpd.engine.cost_curve import CostCurve
 from sdcpd.engine.row_allotment import gain
 from sdcpd.engine.speculation_budget import (
+    PROBE_TOKENS,
     Mode,
     Passed,
     SpeculationBudget,

@@ -2,7 +2,7 @@
 
 The keeper task owns the session's life: it creates the log, appends records one after the other, settles lost
 answers by reading the log, acts on deadlines, and frees the KV at the end. Request tasks only wait on `changes`. The
-verify loop scores; it asks `ready_work` and `prefill_left` and reports back through `scored` and `ran_prefill`. Between
+verify loop scores; it asks `ready_work` and `prefill` and reports back through `scored` and `prefill.ran`. Between
 passes the session may be preempted (roles/kv_room.py): its KV goes, and what it knows is left to be run again.
 """
 
@@ -13,7 +13,6 @@ import trio
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from sdcpd.engine.scheduler import Prefill
 from sdcpd.engine.spans import Row, Span
 from sdcpd.protocol.commit_log import CommitRecord, fenced_above
 from sdcpd.protocol.messages import Proposal, SessionOpen
@@ -37,8 +36,8 @@ from sdcpd.roles.ports import (
 )
 from sdcpd.roles.row_supply import RowSupply
 from sdcpd.roles.session_kv import SessionKv
+from sdcpd.roles.session_prefill import SessionPrefill
 from sdcpd.roles.speculation_control import SpeculationControl
-from sdcpd.roles.told_rows import first_untold, runnable, telling, told
 from sdcpd.roles.verifier_meters import count_round
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.waits import Alarm, Changes, within
@@ -87,12 +86,18 @@ class Hosted:
         self.kv = kv
         self._vocabulary = vocabulary
         self._taken = taken
-        self._context = prompt + (taken.history.tokens if taken is not None else ())  # its KV is computed first
+        self.prefill = SessionPrefill(
+            opened,
+            prompt,
+            prompt + (taken.history.tokens if taken is not None else ()),
+            kv=kv,
+            clock=ports.clock,
+            meters=ports.meters,
+            notify=self.notify,
+        )
         self._work: Work | None = None
         self._scored_in = -1  # the sequence that the work under way was run in
         self._while_judging = trio.CancelScope()
-        self._prefilled = False
-        self.cached_tokens = 0  # of the prompt: taken from blocks when the session began
         self._outbox = outbox
         self._outbox.on_stale = self._doubt
         self._doubted = False
@@ -119,55 +124,30 @@ class Hosted:
     @property
     def open(self) -> bool:
         """The prompt's KV is there: the open can be answered."""
-        return self._prefilled
+        return self.prefill.done
 
     @property
     def wanted_tokens(self) -> int:
         """Positions to be reserved before anything is run: all that is known, and the longest round."""
         contract = self.opened.contract
-        known = len(self._context) if self.machine is None else self.machine.prefix.last_position + 1
+        known = len(self.prefill.context) if self.machine is None else self.machine.prefix.last_position + 1
         return min(known + contract.m_max, len(self.prompt) + contract.max_new)
 
     def enter(self) -> bool:
         """Have pages for `wanted_tokens`, some of them those of others' blocks. False when too few are free."""
-        known = self._known()
-        entered = self.kv.enter(self.wanted_tokens, self._reusable(len(known) - 1), lambda: known)
-        if entered:
-            self._look_whether_prefilled()
-        return entered
+        return self.prefill.enter(self.wanted_tokens)
 
     def preempt(self) -> None:
         """Give the pages to an older session. Between passes, when no work of this one is being scored."""
         self._ports.meters.count("num_preemptions_total")
         self._log.info("preempted", kv_tokens=self.kv.valid_tokens)
         self.kv.drop()
-        self._count_waits()
-
-    def prefill_left(self, promised: set[bytes]) -> Prefill | None:
-        """What is known and has no valid KV yet, all but the last token, which goes with the next round.
-
-        None too while blocks of it are on their way, or are in `promised`: about to be computed for an older session.
-        """
-        machine, kv = self.machine, self.kv
-        if kv.closed or machine is None or not kv.reserved_tokens:
-            return None
-        end = machine.prefix.last_position
-        if kv.valid_tokens >= end:
-            return None
-        known = machine.prefix.known
-        goes = kv.catch_up(self._reusable(end), lambda: known, promised)
-        self._look_whether_prefilled()
-        if not goes or kv.valid_tokens >= end:
-            return None
-        if machine.logprobs is not None:
-            end = runnable(machine.prefix, kv.valid_tokens, end)
-        tokens = known[kv.valid_tokens : end]
-        return Prefill(key=self.id, sequence=kv.sequence, tokens=tokens, start=kv.valid_tokens)
+        self.prefill.count_waits()
 
     def ready_work(self, load: int) -> Span | None:
         """What could be scored for this session in the next pass, or None."""
         machine, kv = self.machine, self.kv
-        if machine is None or kv.closed or not self._prefilled:
+        if machine is None or kv.closed or not self.prefill.done:
             return None
         if kv.valid_tokens < machine.prefix.last_position:
             return None  # preempted: its KV comes first
@@ -190,62 +170,6 @@ class Hosted:
         self._work = begun.work
         self.judging.begin(proposal, begun)
         self._on_work()
-
-    def telling(self, span: Span) -> Span:
-        """The span of a prefill that goes into a pass now, with what its rows are to tell (114)."""
-        machine = self.machine
-        assert machine is not None
-        return span if machine.logprobs is None else telling(machine.prefix, span, machine.logprobs)
-
-    def ran_prefill(self, tokens: int, rows: tuple[Row, ...]) -> None:
-        """`tokens` more positions of what is known have valid KV; `rows` are those that `telling` asked for."""
-        self.kv.advance(self.kv.valid_tokens + tokens, self._known)
-        if rows:
-            assert self.machine is not None
-            told(self.machine.prefix, rows)
-        self._look_whether_prefilled()
-
-    def _known(self) -> tuple[int, ...]:
-        return self._context if self.machine is None else self.machine.prefix.known
-
-    def _reusable(self, end: int) -> int:
-        """How many of the first `end` positions may come from blocks: a position that is to tell something is run."""
-        if self.machine is not None:
-            untold = first_untold(self.machine.prefix) if self.machine.logprobs is not None else None
-        elif self.opened.logprobs is UNSET or len(self._context) == len(self.prompt):
-            untold = None
-        else:
-            untold = len(self.prompt) - 1
-        return end if untold is None else min(end, untold)
-
-    def _look_whether_prefilled(self) -> None:
-        self._count_waits()
-        if self._prefilled or self.kv.valid_tokens < len(self._context) - 1:
-            return
-        self._prefilled = True
-        reused, meters = self.kv.reused_tokens, self._ports.meters
-        self.cached_tokens = min(reused.total(), len(self.prompt) - 1)
-        if self.kv.engine.blocks is not None:
-            meters.count("prefix_cache_queries_total", len(self._context))
-            for tier, tokens in reused.items():
-                meters.count("prefix_cache_hits_total", tokens, tier=tier.value)
-        self._tell_cached()
-        self.notify()
-
-    def _tell_cached(self) -> None:
-        """The counts of the final page say how much of the prompt was not computed."""
-        if self.machine is not None:
-            self.machine.counts.cached_tokens = self.cached_tokens
-
-    def _count_waits(self) -> None:
-        """Waits for others do not run while the KV is not there (82), whether for want of pages or of passes."""
-        machine, now = self.machine, self._ports.clock.now()
-        if machine is None:
-            return
-        if self.kv.valid_tokens < machine.prefix.last_position:
-            machine.deadlines.hold(now)
-        elif machine.deadlines.go_on(now):
-            self.notify()
 
     def take_work(self) -> Work:
         """The work goes into a pass: from here on only its rows, or their being dropped, settle it."""
@@ -283,7 +207,7 @@ class Hosted:
             ceiling=self._speculation.ceiling(self.id),
         ):
             if not self.kv.closed and self.kv.sequence == self._scored_in:  # else it was preempted meanwhile
-                self.kv.advance(machine.prefix.last_position, self._known)
+                self.kv.advance(machine.prefix.last_position, self.prefill.known)
             near = sum(row.margin < self._settings.near_tie_margin for row in rows)
             if near:
                 self._ports.meters.count("near_ties_total", near)
@@ -367,13 +291,12 @@ class Hosted:
             now=self._ports.clock.now(),
             taken=self._taken,
         )
-        self._look_whether_prefilled()
-        self._tell_cached()
+        self.prefill.begin(self.machine)
         self._on_work()
         self._log.info(
             "session opened",
             prompt_tokens=len(self.prompt),
-            committed_tokens=len(self._context) - len(self.prompt),
+            committed_tokens=len(self.prefill.context) - len(self.prompt),
             max_new=self.opened.contract.max_new,
         )
         self.notify()

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import structlog
 import trio
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
 from sdcpd.protocol.distributions import profile_of
 from sdcpd.protocol.encoding import decode_tokens
@@ -36,10 +36,11 @@ from sdcpd.roles.outbox import Outbox
 from sdcpd.roles.ports import Content, Engine, Peer, Ports
 from sdcpd.roles.reporter import Reporter
 from sdcpd.roles.resume import read_takeover
-from sdcpd.roles.row_supply import AuditedDrafter, RowSupply
+from sdcpd.roles.row_supply import RowSupply
 from sdcpd.roles.session_kv import SessionKv
 from sdcpd.roles.speculation_control import SpeculationControl
 from sdcpd.roles.verifier_settings import VerifierSettings
+from sdcpd.roles.verifier_views import HostedSession, VerifierSnapshot
 from sdcpd.roles.verify_loop import VerifyLoop
 from sdcpd.roles.waits import within
 
@@ -51,42 +52,6 @@ FORGOTTEN_IDS = 4096
 FETCH_LIMIT_S = 10.0
 
 T = TypeVar("T")
-
-
-class HostedSession(Struct, frozen=True):
-    """One session for `sdcpctl`: lengths and counts, never a token."""
-
-    session: str
-    epoch: int
-    state: str
-    round: int
-    prompt_tokens: int
-    committed_tokens: int
-    max_new: int
-    m_cap: int
-    drafter: str | None
-    low: int
-    rounds: int
-    drafts: int
-    draft_tokens: int
-    accepted_tokens: int
-    age_s: float
-    reason: str | None
-    cached_tokens: int = 0
-
-
-class VerifierSnapshot(Struct, frozen=True):
-    """What `sdcpctl` shows of a verifier; `full_rows` is the row count at which its load is 100 percent."""
-
-    instance: str
-    load: int
-    passes: int
-    pages: int
-    free_pages: int
-    waiting_for_pages: int
-    full_rows: int
-    audits: tuple[AuditedDrafter, ...]
-    sessions: tuple[HostedSession, ...]
 
 
 class Verifier:
@@ -497,5 +462,5 @@ def _describe(hosted: Hosted, now: float) -> HostedSession:
         accepted_tokens=stats.accepted_tokens if stats is not None else 0,
         age_s=now - hosted.started_at,
         reason=(machine.stopped or machine.reason) if machine is not None else None,
-        cached_tokens=hosted.cached_tokens,
+        cached_tokens=hosted.prefill.cached_tokens,
     )

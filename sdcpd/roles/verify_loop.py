@@ -72,7 +72,7 @@ class VerifyLoop:
         prefills = []
         promised: set[bytes] = set()
         for key, session in hosted.items():
-            prefill = session.prefill_left(promised)
+            prefill = session.prefill.left(key, promised)
             if prefill is not None:
                 prefills.append(prefill)
             span = session.ready_work(load)
@@ -99,7 +99,9 @@ class VerifyLoop:
         clock = self._ports.clock
         started = clock.now()
         self.pass_began_at = started
-        rows = await self._engine.run_pass([*judged, *(hosted[key].telling(span) for key, span in mix.prefills)])
+        rows = await self._engine.run_pass(
+            [*judged, *(hosted[key].prefill.telling(span) for key, span in mix.prefills)]
+        )
         ended = clock.now()
         self.pass_began_at = None
         self.passes += 1
@@ -111,7 +113,7 @@ class VerifyLoop:
         for (session, work), answer in zip(works, rows[: len(works)], strict=True):
             session.scored(work, answer, load)
         for (key, span), answer in zip(mix.prefills, rows[len(works) :], strict=True):
-            hosted[key].ran_prefill(len(span.tokens), answer)
+            hosted[key].prefill.ran(len(span.tokens), answer)
         self._review(mix, started, ended)
 
     def _review(self, mix: Mix, started: float, ended: float) -> None:
@@ -119,4 +121,4 @@ class VerifyLoop:
         machines = {one.id: (one, one.machine) for one in self._sessions() if one.open and one.machine is not None}
         self._speculation.passed(mix, started, ended, (machine for _, machine in machines.values()))
         for session in self._speculation.review(machine for _, machine in machines.values()):
-            machines[session][0].changes.notify()
+            machines[session][0].notify()

@@ -106,11 +106,7 @@ class Tls:
 
 
 def _load(settings: TlsSettings, must_name: tuple[str, ...]) -> _Loaded:
-    for field, path in (("certificate", settings.certificate), ("key", settings.key), ("ca", settings.ca)):
-        try:
-            Path(path).read_bytes()
-        except OSError as error:  # the ssl module would not say which file
-            raise TlsRefused(f"tls.{field} = {path} cannot be read: {error.strerror}") from error
+    _check_readable("tls.ca", settings.ca)
     server = _context(ssl.PROTOCOL_TLS_SERVER, settings)
     client = _context(ssl.PROTOCOL_TLS_CLIENT, settings)
     server.num_tickets = 0
@@ -134,18 +130,32 @@ def _context(protocol: int, settings: TlsSettings) -> ssl.SSLContext:
         context.load_verify_locations(settings.ca)
     except ssl.SSLError as error:
         raise TlsRefused(f"tls.ca = {settings.ca} holds no certificates in PEM: {_reason(error)}") from error
-    try:
-        context.load_cert_chain(settings.certificate, settings.key, password=_no_passphrase)
-    except ssl.SSLError as error:
-        raise TlsRefused(
-            f"tls.certificate = {settings.certificate} and tls.key = {settings.key} are not a certificate and its own "
-            f"key in PEM: {_reason(error)}"
-        ) from error
+    load_chain(context, settings.certificate, settings.key, "tls")
     return context
 
 
-def _no_passphrase() -> str:
-    raise TlsRefused("tls.key is encrypted. Keep it unencrypted, readable by sdcpd's user alone.")
+def load_chain(context: ssl.SSLContext, certificate: str, key: str, table: str) -> None:
+    """Give a context its own certificate. `table`: where the settings stand, for messages. Raises TlsRefused."""
+    _check_readable(f"{table}.certificate", certificate)
+    _check_readable(f"{table}.key", key)
+
+    def no_passphrase() -> str:
+        raise TlsRefused(f"{table}.key is encrypted. Keep it unencrypted, readable by sdcpd's user alone.")
+
+    try:
+        context.load_cert_chain(certificate, key, password=no_passphrase)
+    except ssl.SSLError as error:
+        raise TlsRefused(
+            f"{table}.certificate = {certificate} and {table}.key = {key} are not a certificate and its own "
+            f"key in PEM: {_reason(error)}"
+        ) from error
+
+
+def _check_readable(field: str, path: str) -> None:
+    try:
+        Path(path).read_bytes()
+    except OSError as error:  # the ssl module would not say which file
+        raise TlsRefused(f"{field} = {path} cannot be read: {error.strerror}") from error
 
 
 def _rehearse(server: ssl.SSLContext, client: ssl.SSLContext, settings: TlsSettings) -> OwnCertificate:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from sdcpd.engine.batch import Batch
 from sdcpd.engine.draft_rows import sample_drafts
-from sdcpd.engine.spans import Drawn, Kept, Row, Sampled, Weighed
-from sdcpd.engine.target_rows import read_rows, target_masses
+from sdcpd.engine.logprobs import Asking
+from sdcpd.engine.spans import Drawn, Kept, Row, Sampled, Told, Weighed
+from sdcpd.engine.target_rows import NOBODY, read_rows, target_masses
 from sdcpd.protocol.distributions import SCALE
 
 ELEMENTS_AT_ONCE: Final = 1 << 25
@@ -35,8 +36,9 @@ def judge_pass(logits: Tensor, batch: Batch) -> list[tuple[Row, ...]]:
     """For each span of a pass, in order, its rows. `logits` is [wanted, vocabulary]."""
     ends = list(accumulate(batch.row_counts))
     spans = [slice(end - count, end) for count, end in zip(batch.row_counts, ends, strict=True)]
+    asked = batch.logprobs or (None,) * len(spans)
     if all(judge is None for judge, _ in batch.judged):
-        rows = read_rows(logits) if len(logits) else []
+        rows = read_rows(logits, _asking(asked, batch.row_counts)) if len(logits) else []
         return [tuple(rows[span]) for span in spans]
     answers: list[tuple[Row, ...]] = [()] * len(spans)
     judged: list[tuple[int, Judged]] = []
@@ -45,9 +47,13 @@ def judge_pass(logits: Tensor, batch: Batch) -> list[tuple[Row, ...]]:
         match judge:
             case None:
                 if batch.row_counts[place]:
-                    answers[place] = tuple(read_rows(logits[spans[place]]))
+                    asking = _asking(asked[place : place + 1], batch.row_counts[place : place + 1])
+                    answers[place] = tuple(read_rows(logits[spans[place]], asking))
             case Kept(shelf=shelf):
-                shelf.logits = logits[spans[place]].clone()
+                shelf.logits, shelf.logprobs = logits[spans[place]].clone(), asked[place]
+            case Told(tokens=following):
+                asking = _asking(asked[place : place + 1], batch.row_counts[place : place + 1])
+                answers[place] = _told(logits[spans[place]], following, asking)
             case Drawn() | Weighed():
                 judged.append((place, (judge, tokens)))
             case Sampled():
@@ -58,9 +64,27 @@ def judge_pass(logits: Tensor, batch: Batch) -> list[tuple[Row, ...]]:
             answers[place] = (row,)
     for part in _parts(judged, batch.row_counts, logits.shape[-1]):
         rows_of_part = torch.cat([logits[spans[place]] for place, _ in part])
-        for (place, _), answer in zip(part, judge_rows(rows_of_part, [one for _, one in part]), strict=True):
+        judged_part = judge_rows(rows_of_part, [one for _, one in part], [asked[place] for place, _ in part])
+        for (place, _), answer in zip(part, judged_part, strict=True):
             answers[place] = answer
     return answers
+
+
+def _asking(asked: Sequence[int | None], row_counts: Sequence[int]) -> Asking:
+    if all(count is None for count in asked):
+        return NOBODY  # also where `asked` is empty
+    return Asking([count for count, rows in zip(asked, row_counts, strict=True) for _ in range(rows)])
+
+
+def _told(logits: Tensor, tokens: tuple[int, ...], asking: Asking) -> tuple[Row, ...]:
+    """Rows of known text: what the target says to the tokens that follow, None where the row cannot be trusted."""
+    told = asking.told(logits, torch.tensor(tokens, device=logits.device)).tolist()
+    found = asking.entries(told, tokens, len(tokens))
+    own = told[:: len(told) // len(tokens)]
+    return tuple(
+        Row(token=token, margin=math.inf, finite=True, logprobs=entry if math.isfinite(value) else None)
+        for token, entry, value in zip(tokens, found, own, strict=True)
+    )
 
 
 def _parts(
@@ -80,40 +104,73 @@ def _parts(
 
 
 @torch.inference_mode()
-def judge_rows(logits: Tensor, spans: Sequence[Judged]) -> list[tuple[Row, ...]]:
-    """The rows of these spans. `logits` [N, vocabulary] holds a row for each of their tokens, span after span."""
+def judge_rows(logits: Tensor, spans: Sequence[Judged], asked: Sequence[int | None] = ()) -> list[tuple[Row, ...]]:
+    """The rows of these spans. `logits` [N, vocabulary] holds a row for each of their tokens, span after span; `asked`
+    is Span.logprobs of each, empty when none asks."""
     device = logits.device
     firsts = [0, *accumulate(len(tokens) for _, tokens in spans)]
     assert firsts[-1] == len(logits)
     masses, finite = target_masses(logits, [judge.profile for judge, tokens in spans for _ in tokens])
     totals = masses.sum(-1)
     uniforms = torch.tensor([u for judge, _ in spans for u in _uniforms(judge)], dtype=torch.float64, device=device)
-    drawn = [
-        row for number, (judge, _) in enumerate(spans) if isinstance(judge, Drawn) for row in _range(firsts, number)
-    ]
-    tested = [number for number, (judge, _) in enumerate(spans) if isinstance(judge, Weighed)]
-    answers = [finite.long()]
-    if len(drawn) == len(logits):
-        answers.append(draw(masses, totals, uniforms))
-    elif drawn:
-        at = torch.tensor(drawn, device=device)
-        answers.append(draw(masses[at], totals[at], uniforms[at]))
-    if tested:
-        answers += _test(masses, totals, uniforms, [firsts[number] for number in tested], [spans[n] for n in tested])
-    numbers: list[int] = torch.cat(answers).tolist()  # the one transfer
-    usable, tokens_drawn = numbers[: firsts[-1]], iter(numbers[firsts[-1] :])
-    accepted = numbers[len(numbers) - 2 * len(tested) : len(numbers) - len(tested)]
-    additional = numbers[len(numbers) - len(tested) :]
+    asking = _asking(asked, [len(tokens) for _, tokens in spans])
+    answered, accepted = _answers(masses, totals, uniforms, firsts, spans)
+    parts = torch.cat((finite.long(), answered, accepted))
+    told: list[float] = []
+    if asking:  # every token id, and every float32, is a float64 as it stands
+        home: list[float] = torch.cat((parts.double(), asking.told(logits, answered))).tolist()  # the one transfer
+        numbers, told = [int(number) for number in home[: len(parts)]], home[len(parts) :]
+    else:
+        numbers = parts.tolist()  # the one transfer
+    usable, tokens_answered, passed = (
+        numbers[: firsts[-1]],
+        numbers[firsts[-1] : 2 * firsts[-1]],
+        numbers[2 * firsts[-1] :],
+    )
+    entries = asking.entries(told, tokens_answered, firsts[-1])
     rows: list[tuple[Row, ...]] = []
     for number, (judge, tokens) in enumerate(spans):
-        if isinstance(judge, Drawn):
-            chosen = [next(tokens_drawn) for _ in tokens]
-        else:
-            place = tested.index(number)
-            chosen = [*tokens[1 : 1 + accepted[place]], additional[place]]
-        good = all(usable[row] for row in _range(firsts, number))
-        rows.append(tuple(Row(token=token, margin=math.inf, finite=True) for token in chosen) if good else UNUSABLE)
+        first = firsts[number]
+        count = len(tokens) if isinstance(judge, Drawn) else passed[number] + 1
+        good = all(usable[first : firsts[number + 1]])
+        rows.append(
+            tuple(
+                Row(token=tokens_answered[row], margin=math.inf, finite=True, logprobs=entries[row])
+                for row in range(first, first + count)
+            )
+            if good
+            else UNUSABLE
+        )
     return rows
+
+
+def _answers(
+    masses: Tensor, totals: Tensor, uniforms: Tensor, firsts: list[int], spans: Sequence[Judged]
+) -> tuple[Tensor, Tensor]:
+    """The token that each row answers, int64 [N], and a of each span, int64 [B].
+
+    Of a span that was tested the first a+1 rows count: the proposed tokens that passed, then the additional one.
+    """
+    device = masses.device
+    accepted = torch.zeros(len(spans), dtype=torch.int64, device=device)
+    tested = [number for number, (judge, _) in enumerate(spans) if isinstance(judge, Weighed)]
+    if not tested:
+        return draw(masses, totals, uniforms), accepted
+    answered = torch.tensor([token for _, tokens in spans for token in (*tokens[1:], 0)], device=device)
+    drawn = [
+        row
+        for number, (judge, _) in enumerate(spans)
+        if isinstance(judge, Drawn)
+        for row in range(firsts[number], firsts[number + 1])
+    ]
+    if drawn:
+        at = torch.tensor(drawn, device=device)
+        answered[at] = draw(masses[at], totals[at], uniforms[at])
+    first = [firsts[number] for number in tested]
+    passed, additional = _test(masses, totals, uniforms, first, [spans[number] for number in tested])
+    answered[torch.tensor(first, device=device) + passed] = additional
+    accepted[torch.tensor(tested, device=device)] = passed
+    return answered, accepted
 
 
 def draw(masses: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
@@ -124,10 +181,6 @@ def draw(masses: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
 
 def _uniforms(judge: Drawn | Weighed) -> tuple[float, ...]:
     return judge.uniforms if isinstance(judge, Drawn) else judge.draws.tokens
-
-
-def _range(firsts: list[int], number: int) -> range:
-    return range(firsts[number], firsts[number + 1])
 
 
 def _test(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdcpd.engine.block_tables import BlockTable
-from sdcpd.engine.spans import Drawn, Judge, Kept, Sampled, Span, Weighed
+from sdcpd.engine.spans import Drawn, Judge, Kept, Sampled, Span, Told, Weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Batch:
     """A finished order for the worker. The first three lists are parallel: one entry a token of the pass.
 
     `wanted` holds the places of the tokens whose logits are asked for, span by span; `row_counts` how many of them each
-    span has, `judged` what judges them, beside the tokens whose rows they are.
+    span has, `judged` what judges them, beside the tokens whose rows they are. `logprobs` is what each span asks for,
+    empty when none does.
     """
 
     tokens: list[int]
@@ -44,6 +45,7 @@ class Batch:
     wanted: list[int]
     row_counts: tuple[int, ...]
     judged: tuple[tuple[Judge | None, tuple[int, ...]], ...]
+    logprobs: tuple[int | None, ...] = ()
 
 
 def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabulary: int) -> Batch:
@@ -84,6 +86,7 @@ def plan_batch(spans: Sequence[Span], tables: Mapping[int, BlockTable], vocabula
         wanted,
         tuple(span.rows for span in spans),
         tuple((span.judge, span.tokens[len(span.tokens) - span.rows :]) for span in spans),
+        tuple(span.logprobs for span in spans) if any(span.logprobs is not None for span in spans) else (),
     )
 
 
@@ -93,6 +96,8 @@ def _wants(judge: Judge | None, span: Span) -> bool:
             return True
         case Drawn(uniforms=uniforms):
             return span.rows == len(uniforms)
+        case Told(tokens=tokens):
+            return span.rows == len(tokens)
         case Sampled():
             return span.rows == 1
         case Weighed() | Kept():

@@ -200,7 +200,7 @@ class Engine:
         """Judge what a pass left on a shelf, for the span that had these tokens. In the worker thread."""
         logits = shelf.logits
         assert isinstance(logits, torch.Tensor), "the pass has run"
-        return judge_rows(logits, [(weighed, tokens)])[0]
+        return judge_rows(logits, [(weighed, tokens)], [shelf.logprobs])[0]
 
     @torch.inference_mode()
     def compute(self, batch: Batch) -> torch.Tensor:

@@ -40,6 +40,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.logits: object = None  # the engine's own; None until the pass has run
+        self.logprobs: int | None = None  # as the span asked
 
 
 class Kept(Struct, frozen=True):
@@ -57,14 +58,21 @@ class Sampled(Struct, frozen=True):
     uniform: float
 
 
-Judge = Drawn | Weighed | Kept | Sampled
+class Told(Struct, frozen=True):
+    """Nothing is judged: the rows are of known text, and tell the log-probabilities of the tokens that follow (114)."""
+
+    tokens: tuple[int, ...]
+
+
+Judge = Drawn | Weighed | Kept | Sampled | Told
 
 
 class Span(Struct, frozen=True):
     """Tokens of one sequence to run in one pass.
 
     `start` is the position of `tokens[0]`; the KV before it is valid, what stands from there on is overwritten.
-    Logits are wanted for the last `rows` tokens, 0 <= rows <= len(tokens). A judge of proposed tokens wants all.
+    Logits are wanted for the last `rows` tokens, 0 <= rows <= len(tokens). A judge of proposed tokens wants all. With
+    `logprobs` each row also answers the log-probabilities of its token and of so many likeliest ones (decision 114).
     """
 
     sequence: int
@@ -72,6 +80,7 @@ class Span(Struct, frozen=True):
     start: int
     rows: int
     judge: Judge | None = None
+    logprobs: int | None = None
 
 
 class Row(Struct, frozen=True):
@@ -82,13 +91,14 @@ class Row(Struct, frozen=True):
     margin: nothing else was near. When `finite` is false some logit was NaN or +Inf, or all were -Inf: neither
     `token` nor `margin` means anything and the session must fail (nothing may be committed from it).
 
-    `drafted` is the row of q from which a Sampled token was drawn.
+    `drafted` is the row of q from which a Sampled token was drawn, `logprobs` an entry of protocol/logprobs.py.
     """
 
     token: int
     margin: float
     finite: bool
     drafted: DraftRow | None = None
+    logprobs: bytes | None = None
 
 
 class EngineInfo(Struct, frozen=True):

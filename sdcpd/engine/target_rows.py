@@ -16,20 +16,24 @@ import numpy
 import torch
 from torch import Tensor
 
+from sdcpd.engine.logprobs import Asking
 from sdcpd.engine.spans import Row
 from sdcpd.protocol.distributions import SCALE, VOCABULARY_LIMIT, Profile
 
 SORTED_BY_TORCH: Final = 1024
 
 
-def read_rows(logits: Tensor) -> list[Row]:
+NOBODY: Final = Asking()
+
+
+def read_rows(logits: Tensor, asking: Asking = NOBODY) -> list[Row]:
     """One Row for each row of `logits` [N, vocabulary], judged on the float32 value of what was computed."""
     if logits.device.type == "cpu":
-        return _rows_on_host(logits)
-    return rows_on_device(logits)
+        return _rows_on_host(logits, asking)
+    return rows_on_device(logits, asking)
 
 
-def _rows_on_host(logits: Tensor) -> list[Row]:
+def _rows_on_host(logits: Tensor, asking: Asking) -> list[Row]:
     values = logits.float().numpy()
     places = numpy.arange(len(values))
     tokens = values.argmax(axis=1)
@@ -37,29 +41,40 @@ def _rows_on_host(logits: Tensor) -> list[Row]:
     values[places, tokens] = -numpy.inf
     second = values.max(axis=1, initial=-numpy.inf)
     values[places, tokens] = best  # it may be the caller's own memory
-    return _rows(tokens.tolist(), best.tolist(), second.tolist())
+    told = asking.told(logits, torch.from_numpy(tokens)).tolist() if asking else []
+    return _rows(tokens.tolist(), best.tolist(), second.tolist(), asking, told)
 
 
-def rows_on_device(logits: Tensor) -> list[Row]:
-    """The same by torch alone; only three numbers a row come back to the host."""
+def rows_on_device(logits: Tensor, asking: Asking = NOBODY) -> list[Row]:
+    """The same by torch alone; only three numbers a row come back to the host, and what is asked for beside them."""
     values = logits.float()
     best = values.amax(-1, keepdim=True)
     vocabulary = values.shape[-1]
     ids = torch.arange(vocabulary, device=values.device)
     tokens = torch.where(values == best, ids, vocabulary).amin(-1)
-    second = values.scatter(-1, tokens.clamp(max=vocabulary - 1)[:, None], -math.inf).amax(-1)
+    tokens.clamp_(max=vocabulary - 1)  # a row of NaN alone has no maximum
+    second = values.scatter(-1, tokens[:, None], -math.inf).amax(-1)
     # One transfer: every token id and every float32 is a float64 as it stands.
-    found: list[list[float]] = torch.stack((tokens.double(), best[:, 0].double(), second.double())).tolist()
-    return _rows([int(token) for token in found[0]], found[1], found[2])
+    parts = [tokens.double(), best[:, 0].double(), second.double()]
+    if asking:
+        parts.append(asking.told(logits, tokens))
+    found: list[float] = torch.cat(parts).tolist()
+    count = len(values)
+    chosen = [int(token) for token in found[:count]]
+    return _rows(chosen, found[count : 2 * count], found[2 * count : 3 * count], asking, found[3 * count :])
 
 
-def _rows(tokens: list[int], best: list[float], second: list[float]) -> list[Row]:
+def _rows(
+    tokens: list[int], best: list[float], second: list[float], asking: Asking, told: Sequence[float]
+) -> list[Row]:
     """A maximum that is NaN (NaN spreads to it), +Inf or -Inf (then all are) makes the row unusable."""
     return [
-        Row(token=token, margin=first - other, finite=True)
+        Row(token=token, margin=first - other, finite=True, logprobs=entry)
         if math.isfinite(first)
         else Row(token=0, margin=0.0, finite=False)
-        for token, first, other in zip(tokens, best, second, strict=True)
+        for token, first, other, entry in zip(
+            tokens, best, second, asking.entries(told, tokens, len(tokens)), strict=True
+        )
     ]
 
 

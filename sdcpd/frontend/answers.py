@@ -2,35 +2,54 @@
 
 A shape knows one answer's identity (id, created, model) and writes it in one of the two kinds. In a stream, when usage
 was asked for, every chunk has `usage: null` and one more chunk without choices carries it, as the API prescribes.
-What speculation did rides beside it as `metrics.speculative_decoding`, in the shape known from vLLM plus `num_rounds`
-(rounds with and without a draft); it is absent where the generation was cut before its final page.
+
+What speculation did, if that was asked for, rides beside it as `metrics.speculative_decoding`: the shape known from
+vLLM, plus `num_rounds` (rounds with and without a draft), `num_self_decoded_tokens` (of rounds without one),
+`drafter_switches` and `failovers`. Figures of several choices are added up. A choice that a stop string cut ends before
+its verifier tells them: it is left out there, and `completion_tokens_details` are then absent.
 """
 
+from collections.abc import Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from sdcpd.frontend.logprobs import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
+from sdcpd.frontend.reply import Delta
 from sdcpd.protocol.messages import SpeculationStats
-from sdcpd.roles.generation import ModelCard
+from sdcpd.roles.generation import ModelCard, Passage
 
 FinishReason = Literal["stop", "length"]
 
 
-class _CompletionTokensDetails(Struct, frozen=True):
-    """Predictions here are the request field `prediction`, which is not served; speculation is counted elsewhere."""
+class ChoiceFigures(Struct, frozen=True, kw_only=True):
+    """What one choice came to. `stats` None: it ended here before its verifier told them."""
 
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
+    completion_tokens: int
+    stats: SpeculationStats | None
+    passage: Passage
+
+
+class _CompletionTokensDetails(Struct, frozen=True):
+    """Drafted tokens that the target kept, and that it did not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class _PromptTokensDetails(Struct, frozen=True):
+    cached_tokens: int
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of the prompt as tokenized, and of the answer up to the one that ended it."""
+    """Tokens of the prompts as tokenized, each once, and of the choices up to those that ended them."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    completion_tokens_details: _CompletionTokensDetails = _CompletionTokensDetails()
+    prompt_tokens_details: _PromptTokensDetails
+    completion_tokens_details: _CompletionTokensDetails | UnsetType = UNSET
 
 
 class _SpeculativeDecoding(Struct, frozen=True):
@@ -41,6 +60,9 @@ class _SpeculativeDecoding(Struct, frozen=True):
     mean_acceptance_length: float | None  # null where no round had a draft
     draft_acceptance_rate: float | None
     acceptance_histogram: tuple[int, ...]
+    num_self_decoded_tokens: int
+    drafter_switches: int
+    failovers: int
 
 
 class Metrics(Struct, frozen=True):
@@ -64,21 +86,21 @@ class _ChatChoice(Struct, frozen=True):
     message: _ChatMessage
     finish_reason: FinishReason
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class _ChatChunkChoice(Struct, frozen=True):
     delta: _ChatDelta
     finish_reason: FinishReason | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class _TextChoice(Struct, frozen=True):
     text: str
     finish_reason: FinishReason | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
 
 
 class _Body(Struct, frozen=True, kw_only=True):
@@ -91,27 +113,34 @@ class _Body(Struct, frozen=True, kw_only=True):
     metrics: Metrics | UnsetType = UNSET
 
 
-class Shape(Protocol):
-    """Writes one answer. All methods return JSON."""
+class Finished(Struct, frozen=True):
+    """A choice of an answer that is not streamed."""
 
-    def whole(self, text: str, finish: FinishReason, usage: Usage, metrics: Metrics | None) -> bytes:
+    delta: Delta
+    finish: FinishReason
+
+
+class Shape(Protocol):
+    """Writes one answer. All methods return JSON. `index` is the choice's."""
+
+    def whole(self, choices: Sequence[Finished], usage: Usage, metrics: Metrics | None) -> bytes:
         """The body of an answer that is not streamed."""
         ...
 
-    def first(self) -> bytes | None:
-        """The chunk that opens a stream, if the kind has one."""
+    def first(self, index: int) -> bytes | None:
+        """The chunk that opens a choice in a stream, if the kind has one."""
         ...
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, index: int, delta: Delta) -> bytes:
         """A chunk of text."""
         ...
 
-    def last(self, finish: FinishReason) -> bytes:
-        """The chunk that says how the answer ended."""
+    def last(self, index: int, finish: FinishReason) -> bytes:
+        """The chunk that says how a choice ended."""
         ...
 
     def usage(self, usage: Usage, metrics: Metrics | None) -> bytes:
-        """The chunk after that, if usage was asked for."""
+        """The chunk after all choices, if usage was asked for."""
         ...
 
 
@@ -159,17 +188,23 @@ class ChatShape(_Writer):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def whole(self, text: str, finish: FinishReason, usage: Usage, metrics: Metrics | None) -> bytes:
-        return self._encode(self.kind, (_ChatChoice(_ChatMessage(text), finish),), usage, metrics)
+    def whole(self, choices: Sequence[Finished], usage: Usage, metrics: Metrics | None) -> bytes:
+        written = tuple(
+            _ChatChoice(_ChatMessage(choice.delta.text), choice.finish, index, chat_logprobs(choice.delta.logprobs))
+            for index, choice in enumerate(choices)
+        )
+        return self._encode(self.kind, written, usage, metrics)
 
-    def first(self) -> bytes | None:
-        return self._chunk(_ChatChunkChoice(_ChatDelta(role="assistant", content="")))
+    def first(self, index: int) -> bytes | None:
+        return self._chunk(_ChatChunkChoice(_ChatDelta(role="assistant", content=""), index=index))
 
-    def piece(self, text: str) -> bytes:
-        return self._chunk(_ChatChunkChoice(_ChatDelta(content=text)))
+    def piece(self, index: int, delta: Delta) -> bytes:
+        return self._chunk(
+            _ChatChunkChoice(_ChatDelta(content=delta.text), index=index, logprobs=chat_logprobs(delta.logprobs))
+        )
 
-    def last(self, finish: FinishReason) -> bytes:
-        return self._chunk(_ChatChunkChoice(_ChatDelta(), finish))
+    def last(self, index: int, finish: FinishReason) -> bytes:
+        return self._chunk(_ChatChunkChoice(_ChatDelta(), finish, index))
 
 
 class TextShape(_Writer):
@@ -178,17 +213,21 @@ class TextShape(_Writer):
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def whole(self, text: str, finish: FinishReason, usage: Usage, metrics: Metrics | None) -> bytes:
-        return self._encode(self.kind, (_TextChoice(text, finish),), usage, metrics)
+    def whole(self, choices: Sequence[Finished], usage: Usage, metrics: Metrics | None) -> bytes:
+        written = tuple(
+            _TextChoice(choice.delta.text, choice.finish, index, text_logprobs(choice.delta.logprobs))
+            for index, choice in enumerate(choices)
+        )
+        return self._encode(self.kind, written, usage, metrics)
 
-    def first(self) -> bytes | None:
+    def first(self, index: int) -> bytes | None:  # noqa: ARG002  # nothing goes before text
         return None
 
-    def piece(self, text: str) -> bytes:
-        return self._chunk(_TextChoice(text))
+    def piece(self, index: int, delta: Delta) -> bytes:
+        return self._chunk(_TextChoice(delta.text, index=index, logprobs=text_logprobs(delta.logprobs)))
 
-    def last(self, finish: FinishReason) -> bytes:
-        return self._chunk(_TextChoice("", finish))
+    def last(self, index: int, finish: FinishReason) -> bytes:
+        return self._chunk(_TextChoice("", finish, index))
 
 
 class _Model(Struct, frozen=True):
@@ -205,24 +244,45 @@ class _ModelList(Struct, frozen=True):
     object: str = "list"
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> Usage:
-    """Counts as the API names them."""
-    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+def usage_of(prompt_tokens: int, figures: Sequence[ChoiceFigures], choices: int = 1) -> Usage:
+    """Counts as the API names them. `choices` of each prompt; what the first found cached counts for the prompt."""
+    completion_tokens = sum(choice.completion_tokens for choice in figures)
+    known = [choice.stats for choice in figures if choice.stats is not None]
+    accepted = sum(stats.accepted_tokens for stats in known)
+    rejected = sum(stats.draft_tokens for stats in known) - accepted
+    return Usage(
+        prompt_tokens,
+        completion_tokens,
+        prompt_tokens + completion_tokens,
+        _PromptTokensDetails(sum(choice.passage.cached_tokens for choice in figures[::choices])),
+        _CompletionTokensDetails(accepted, rejected) if len(known) == len(figures) else UNSET,
+    )
 
 
-def metrics_of(stats: SpeculationStats | None) -> Metrics | None:
-    """The session's statistics in the shape clients know; None where there are none."""
-    if stats is None:
+def metrics_of(figures: Sequence[ChoiceFigures]) -> Metrics | None:
+    """The sessions' statistics in the shape clients know; None where there are none."""
+    known = [choice.stats for choice in figures if choice.stats is not None]
+    if not known:
         return None
+    rounds, drafts = sum(stats.rounds for stats in known), sum(stats.drafts for stats in known)
+    draft_tokens = sum(stats.draft_tokens for stats in known)
+    accepted = sum(stats.accepted_tokens for stats in known)
+    longest = max(len(stats.accepted_histogram) for stats in known)
     return Metrics(
         _SpeculativeDecoding(
-            num_rounds=stats.rounds,
-            num_spec_steps=stats.drafts,
-            num_draft_tokens=stats.draft_tokens,
-            num_accepted_draft_tokens=stats.accepted_tokens,
-            mean_acceptance_length=1 + stats.accepted_tokens / stats.drafts if stats.drafts else None,
-            draft_acceptance_rate=stats.accepted_tokens / stats.draft_tokens if stats.draft_tokens else None,
-            acceptance_histogram=stats.accepted_histogram,
+            num_rounds=rounds,
+            num_spec_steps=drafts,
+            num_draft_tokens=draft_tokens,
+            num_accepted_draft_tokens=accepted,
+            mean_acceptance_length=1 + accepted / drafts if drafts else None,
+            draft_acceptance_rate=accepted / draft_tokens if draft_tokens else None,
+            acceptance_histogram=tuple(
+                sum(stats.accepted_histogram[length] for stats in known if length < len(stats.accepted_histogram))
+                for length in range(longest)
+            ),
+            num_self_decoded_tokens=rounds - drafts,
+            drafter_switches=sum(choice.passage.drafter_switches for choice in figures),
+            failovers=sum(choice.passage.failovers for choice in figures),
         )
     )
 

@@ -4,31 +4,36 @@
 |---|---|---|
 | GET | /v1/models, /v1/models/{id} | what can be named |
 | POST | /v1/chat/completions, /v1/completions | answers, whole or streamed |
+| POST | /tokenize, /detokenize | text to tokens and back |
 | GET | /health | the process lives |
 | GET | /ready | a request could be served now; else 503 with the reason |
 | GET | /metrics | Prometheus text |
 
-Every answer carries `x-request-id`: the client's own, if it is harmless, or a new one.
+Every answer carries `x-request-id`: the client's own, if it is harmless, or a new one. Who may ask for what stands in
+admission.py; browsers of other origins are cors.py's.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 import structlog
-import trio
 from msgspec import Struct
 
-from sdcpd.frontend.answers import ChatShape, Shape, TextShape, model_body, model_list_body
-from sdcpd.frontend.errors import ApiError, error_body, model_not_found, server_stopping, unavailable
+from sdcpd.frontend.admission import Admission
+from sdcpd.frontend.answers import model_body, model_list_body
+from sdcpd.frontend.completing import Completions
+from sdcpd.frontend.cors import Cors
+from sdcpd.frontend.errors import ApiError, error_body, unavailable
 from sdcpd.frontend.exchange import ClientGone, Exchange, Receive, Scope, Send, header
 from sdcpd.frontend.generate import Generator
-from sdcpd.frontend.openai import Ask, read_chat, read_completion
-from sdcpd.frontend.outlets import Outlet, StreamOutlet, WholeOutlet
+from sdcpd.frontend.keys import Caller, KeyRing
+from sdcpd.frontend.model_texts import ModelTexts
 from sdcpd.frontend.ports import FrontendPorts
 from sdcpd.frontend.settings import FrontendSettings
 from sdcpd.frontend.text import ModelText
+from sdcpd.frontend.tokenizing import Tokenizing
 from sdcpd.roles.generation import Generations
 
 log = structlog.get_logger(__name__)
@@ -36,8 +41,9 @@ log = structlog.get_logger(__name__)
 REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MODEL_PREFIX: Final = "/v1/models/"
-GETS: Final = frozenset({"/v1/models", "/health", "/ready", "/metrics"})
-ENDPOINTS: Final = GETS | {"/v1/chat/completions", "/v1/completions"}
+PROBES: Final = frozenset({"/health", "/ready"})
+GETS: Final = PROBES | {"/v1/models", "/metrics"}
+POSTS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
 CLIENT_GONE: Final = "499"
 """As a status in metrics: the client left before its answer was whole (a habit of reverse proxies)."""
 
@@ -57,15 +63,21 @@ class FrontendApp:
         ports: FrontendPorts,
         generations: Generations,
         texts: Mapping[str, ModelText],
+        keys: KeyRing | None = None,
     ) -> None:
-        """`texts`: the text side of each model by name (text.load_model_text), as in `settings.models`."""
+        """`texts`: the text side of each model by name (text.load_model_text), as in `settings.models`. `keys` None:
+        nobody is asked for one."""
         self._settings: Final = settings
         self._ports: Final = ports
         self._generations: Final = generations
-        self._generator: Final = Generator(ports, generations, texts, max_prompt_chars=settings.max_prompt_chars)
+        self._models: Final = ModelTexts(ports, generations, texts, max_prompt_chars=settings.max_prompt_chars)
+        self._admission: Final = Admission(keys, ports.clock)
+        self._cors: Final = Cors(settings.cors_origins)
+        self._completions: Final = Completions(
+            settings, ports, self._admission, Generator(ports, generations, self._models)
+        )
+        self._tokenizing: Final = Tokenizing(ports, self._models)
         self._started: Final = int(ports.wall_clock())
-        self._running = 0  # completions from head to end of answer
-        self._halted: Final = trio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -98,37 +110,65 @@ class FrontendApp:
 
     def snapshot(self) -> FrontendSnapshot:
         """For gauges and sdcpctl."""
-        return FrontendSnapshot(self._running)
+        return FrontendSnapshot(self._completions.running)
+
+    def take_keys(self, keys: KeyRing) -> None:
+        """The key file was read again: from now on these are known. Not where there were none at the start."""
+        self._admission.take(keys)
 
     def halt(self) -> None:
         """Break off all answers, as the server stops: each ends with the error `server_stopping`, as a status where
         nothing was sent yet, else as an event. From then on no completion is begun."""
-        self._halted.set()
+        self._completions.halt()
 
     def _count(self, exchange: Exchange, status: str) -> None:
-        endpoint = exchange.path if exchange.path in ENDPOINTS else "other"
+        endpoint = exchange.path if exchange.path in GETS | POSTS else "other"
         self._ports.meters.count("requests_total", 1, endpoint=endpoint, status=status)
 
     async def _serve(self, exchange: Exchange) -> None:
+        origin = exchange.header("origin")
         try:
+            if exchange.method == "OPTIONS" and exchange.header("access-control-request-method") is not None:
+                await self._preflight(exchange, origin)
+                return
+            exchange.add_headers(self._cors.headers(origin))
             await self._route(exchange)
         except ApiError as error:
             log.info("request refused", request_id=exchange.request_id, status=error.status, code=error.code)
             await exchange.answer(error.status, error_body(error), headers=error.headers)
 
+    async def _preflight(self, exchange: Exchange, origin: str | None) -> None:
+        """What a browser asks before a page's request. It carries no key."""
+        headers = self._cors.preflight(origin, exchange.header("access-control-request-headers"))
+        if headers is None:
+            raise ApiError(403, "pages of this origin may not call this port", code="origin_not_allowed")
+        exchange.add_headers(headers)
+        await exchange.answer(204, b"")
+
     async def _route(self, exchange: Exchange) -> None:
-        match exchange.path:
+        path = exchange.path
+        if path in POSTS:
+            _allow(exchange, "POST")
+            await self._post(exchange, path, self._admission.caller(exchange))
+        elif path in GETS or path.startswith(MODEL_PREFIX):
+            _allow(exchange, "GET", "HEAD")
+            if path not in PROBES:
+                self._admission.caller(exchange)
+            await self._get(exchange, path)
+        else:
+            raise ApiError(404, f"no such path: {exchange.method} {path[:256]}", code="unknown_url")
+
+    async def _post(self, exchange: Exchange, path: str, caller: Caller) -> None:
+        _check_media_type(exchange)
+        match path:
             case "/v1/chat/completions":
-                _allow(exchange, "POST")
-                await self._complete(exchange, read_chat, ChatShape, "chatcmpl-")
+                await self._completions.chat(exchange, caller)
             case "/v1/completions":
-                _allow(exchange, "POST")
-                await self._complete(exchange, read_completion, TextShape, "cmpl-")
-            case path if path in GETS or path.startswith(MODEL_PREFIX):
-                _allow(exchange, "GET", "HEAD")
-                await self._get(exchange, path)
+                await self._completions.text(exchange, caller)
+            case "/tokenize":
+                await exchange.answer(200, await self._tokenizing.tokenize(await exchange.read_body()))
             case _:
-                raise ApiError(404, f"no such path: {exchange.method} {exchange.path[:256]}", code="unknown_url")
+                await exchange.answer(200, await self._tokenizing.detokenize(await exchange.read_body()))
 
     async def _get(self, exchange: Exchange, path: str) -> None:
         match path:
@@ -144,74 +184,16 @@ class FrontendApp:
             case "/metrics":
                 await exchange.answer(200, self._ports.metrics_page(), content_type=METRICS_TYPE)
             case "/v1/models":
-                await exchange.answer(200, model_list_body(self._generator.cards(), self._started))
+                await exchange.answer(200, model_list_body(self._models.cards(), self._started))
             case _:
-                name = path.removeprefix(MODEL_PREFIX)
-                cards = self._generator.cards()
-                for card in cards:
-                    if card.name == name:
-                        await exchange.answer(200, model_body(card, self._started))
-                        return
-                raise model_not_found(name, tuple(card.name for card in cards))
-
-    async def _complete(
-        self,
-        exchange: Exchange,
-        read: Callable[[bytes], Ask],
-        shape_kind: type[ChatShape] | type[TextShape],
-        id_prefix: str,
-    ) -> None:
-        arrived_at = self._ports.clock.now()
-        _check_media_type(exchange)
-        if self._halted.is_set():
-            raise server_stopping()
-        if self._running >= self._settings.max_requests:
-            raise unavailable(f"{self._running} requests are being served, which is the limit here", "overloaded")
-        self._running += 1
-        try:
-            ask = read(await exchange.read_body())
-            created = int(self._ports.wall_clock())
-            shape = shape_kind(
-                id_prefix + self._random_hex("client answers"), created, ask.model, include_usage=ask.include_usage
-            )
-
-            async def work(nursery: trio.Nursery) -> None:
-                request = await self._generator.prepare(ask, exchange.shown_headers())
-                outlet = self._outlet(exchange, shape, ask, nursery)
-                with trio.CancelScope() as writer:
-                    nursery.start_soon(self._halt, outlet, writer)
-                    await self._generator.answer(
-                        ask, request, outlet, arrived_at=arrived_at, request_id=exchange.request_id
-                    )
-                if writer.cancelled_caught:
-                    log.info("answer broken off by the stop", request_id=exchange.request_id)
-                    await outlet.fail(server_stopping())
-
-            await exchange.until_gone(work)
-        finally:
-            self._running -= 1
-
-    async def _halt(self, outlet: Outlet, writer: trio.CancelScope) -> None:
-        await self._halted.wait()
-        await outlet.halt(writer)
-
-    def _outlet(self, exchange: Exchange, shape: Shape, ask: Ask, nursery: trio.Nursery) -> Outlet:
-        if not ask.stream:
-            return WholeOutlet(exchange, shape)
-        outlet = StreamOutlet(
-            exchange, shape, self._ports.clock, self._settings.keep_alive_s, with_usage=ask.include_usage
-        )
-        nursery.start_soon(outlet.keep_alive, nursery.cancel_scope)
-        return outlet
+                card, _ = self._models.find(path.removeprefix(MODEL_PREFIX))
+                await exchange.answer(200, model_body(card, self._started))
 
     def _request_id(self, scope: Scope) -> str:
         given = header(scope, "x-request-id")
         if given is not None and REQUEST_ID.fullmatch(given):
             return given
-        return self._random_hex("client requests")
-
-    def _random_hex(self, stream: str) -> str:
-        return self._ports.randomness.stream(stream).octets(12).hex()
+        return self._ports.randomness.stream("client requests").octets(12).hex()
 
 
 def _allow(exchange: Exchange, *methods: str) -> None:

@@ -61,8 +61,14 @@ class ChatTemplate:
         """Whether a template variable is set by us, so that a caller may not set it."""
         return name in RESERVED_NAMES or name in self._special_tokens
 
-    def render(self, messages: Sequence[ChatMessage], variables: Mapping[str, object], wall_clock_s: float) -> str:
-        """The prompt text, up to where the assistant's answer begins. Raises ChatRefused.
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        variables: Mapping[str, object],
+        wall_clock_s: float,
+        answers: bool = True,
+    ) -> str:
+        """The prompt text, up to where the assistant's answer begins if it `answers`. Raises ChatRefused.
 
         A template that prints the date gets `wall_clock_s` (seconds since 1970), in UTC.
         """
@@ -73,7 +79,7 @@ class ChatTemplate:
                     **variables,
                     **self._special_tokens,
                     "messages": [{"role": message.role, "content": message.content} for message in messages],
-                    "add_generation_prompt": True,
+                    "add_generation_prompt": answers,
                     "tools": None,
                     "documents": None,
                     "strftime_now": moment.strftime,

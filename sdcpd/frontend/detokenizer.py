@@ -62,6 +62,17 @@ class TokenReader:
         spelled = self.tokenizer.id_to_token(token)
         return None if spelled is None or spelled in self._special else spelled
 
+    def octets(self, token: int) -> bytes:
+        """What a token contributes to a text, as octets: not always whole characters. Special ones as spelled."""
+        spelled = self.tokenizer.id_to_token(token)
+        if spelled is None or spelled in self._special:
+            return b"" if spelled is None else spelled.encode()
+        if self.is_bytes:
+            return _octets(spelled)
+        if BYTE_TOKEN.fullmatch(spelled):
+            return bytes([int(spelled[3:5], 16)])
+        return str(spelled).replace("▁", " ").encode()
+
     def detokenizer(self, *, after: Sequence[int] = ()) -> Detokenizer:
         """A fresh one. `after`: tokens that the text continues, so that a space between them and it is not lost."""
         if self.is_bytes:

@@ -40,6 +40,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
+        limit: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status: Final = status
@@ -47,10 +48,13 @@ class ApiError(Exception):
         self.param: Final = param
         self.code: Final = code
         self.headers: Final = headers
+        self.limit: Final = limit
 
     @property
     def type(self) -> str:
-        """OpenAI's coarse classes: the client's fault, or ours."""
+        """OpenAI's coarse classes: the client's fault, its limits, or ours. For 429 the limit that was met."""
+        if self.status == 429:
+            return self.limit or "requests"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
 
@@ -96,6 +100,17 @@ def context_length_exceeded(param: str, message: str) -> ApiError:
 def unavailable(message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
     """503: nothing is wrong with the request, come again."""
     return ApiError(503, message, code=code, headers=(("retry-after", str(retry_after_s)),))
+
+
+def too_many(message: str, limit: str, retry_after_s: int) -> ApiError:
+    """429: the key's own limit is met. `limit` is "requests" or "tokens", which the API writes as the error's type."""
+    headers = (("retry-after", str(retry_after_s)),)
+    return ApiError(429, message, code="rate_limit_exceeded", headers=headers, limit=limit)
+
+
+def wrong_key(message: str) -> ApiError:
+    """401. Says nothing of the key but that it is missing or none of ours."""
+    return ApiError(401, message, code="invalid_api_key", headers=(("www-authenticate", "Bearer"),))
 
 
 def failed(reason: str) -> ApiError:

@@ -47,6 +47,7 @@ class Exchange:
         self.path: Final[str] = scope["path"]
         self.request_id: Final = request_id
         self.status: int | None = None  # of the answer, once it began
+        self._added: list[tuple[str, str]] = []
         self._scope: Final = scope
         self._receive: Final = receive
         self._asgi_send: Final = send
@@ -64,6 +65,10 @@ class Exchange:
         """All request headers but those that are secrets, names in lower case."""
         pairs = ((key.lower().decode("latin-1"), value.decode("latin-1")) for key, value in self._scope["headers"])
         return tuple(pair for pair in pairs if pair[0] not in SECRET_HEADERS)
+
+    def add_headers(self, headers: tuple[tuple[str, str], ...]) -> None:
+        """Headers of the answer, whichever it will be. No effect once it has begun."""
+        self._added += headers
 
     async def read_body(self) -> bytes:
         """The whole body. Raises ApiError (408, 413) and ClientGone."""
@@ -122,7 +127,7 @@ class Exchange:
     async def _start(self, status: int, headers: tuple[tuple[str, str], ...]) -> None:
         assert self.status is None, "one answer per request"
         self.status = status
-        pairs = (*headers, ("x-request-id", self.request_id))
+        pairs = (*headers, *self._added, ("x-request-id", self.request_id))
         encoded = [(name.encode("ascii"), value.encode("latin-1")) for name, value in pairs]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 

@@ -53,7 +53,6 @@ COMMON: Final[Mapping[str, Neutral]] = {
     "frequency_penalty": ZERO,
     "presence_penalty": ZERO,
     "logit_bias": Neutral(_is({}), "{}"),
-    "n": Neutral(_is(1), "1"),
     "store": FALSE,
     # Extensions of other servers that clients send along, mostly at their defaults.
     "repetition_penalty": ONE,
@@ -83,7 +82,6 @@ CHAT: Final[Mapping[str, Neutral]] = {
     "audio": NEVER,
     "function_call": Neutral(_is("none", "auto"), '"none" or "auto"'),
     "functions": EMPTY_LIST,
-    "logprobs": FALSE,
     "modalities": Neutral(_is(["text"]), '["text"]'),
     "moderation": NEVER,
     "parallel_tool_calls": Neutral(_a(bool), "true or false"),  # says nothing while there are no tools
@@ -95,7 +93,6 @@ CHAT: Final[Mapping[str, Neutral]] = {
     "service_tier": Neutral(_is("auto", "default"), '"auto" or "default"'),
     "tool_choice": Neutral(_is("none", "auto"), '"none" or "auto"'),
     "tools": EMPTY_LIST,
-    "top_logprobs": Neutral(_is(0), "0"),
     "verbosity": Neutral(_is("medium"), '"medium"'),
     "web_search_options": NEVER,
     "add_generation_prompt": TRUE,
@@ -111,9 +108,20 @@ COMPLETION: Final[Mapping[str, Neutral]] = {
     **COMMON,
     "best_of": Neutral(_is(1), "1"),
     "echo": FALSE,
-    "logprobs": NEVER,  # 0 asks for the log-probability of each chosen token
     "suffix": Neutral(_is(""), '""'),
     "add_special_tokens": TRUE,
+}
+
+TEXT_TOKENS: Final[Mapping[str, Neutral]] = {
+    "mm_processor_kwargs": NEVER,
+}
+
+MESSAGE_TOKENS: Final[Mapping[str, Neutral]] = {
+    "add_special_tokens": FALSE,
+    "chat_template": NEVER,
+    "continue_final_message": FALSE,
+    "mm_processor_kwargs": NEVER,
+    "tools": EMPTY_LIST,
 }
 
 STREAM_OPTIONS: Final[Mapping[str, Neutral]] = {

@@ -1,175 +1,184 @@
-"""From a request that has been read to its answer: tokens, limits, the generation, and its text on the way out.
+"""From a request that has been read to its answer: tokens, limits, the generations, and their text on the way out.
 
-A request's life: 1. the model's text side and the router's card of it are looked up; 2. the prompt is tokenized in a
-worker and checked against the context, before any session exists; 3. the generation's block is entered; 4. each page
-becomes text and goes to the outlet; 5. the block is left, which ends the session if it has not ended by itself, and
-only then the answer is finished. Whoever cancels this (a client that leaves, a server that stops) ends the session by
-the same way out.
+A request's life: 1. the model's text side and the router's card of it are looked up; 2. its prompts are tokenized in a
+worker and checked against the context, before any session exists; 3. the block of each choice's generation is entered;
+4. each page becomes text and goes to the outlet; 5. the block is left, which ends the session if it has not ended by
+itself, and only then the choice is finished, and after the last one the answer. Whoever cancels this (a client that
+leaves, a server that stops, a choice that fails) ends the sessions by the same way out.
 """
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
+import trio
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sdcpd.frontend.answers import metrics_of, usage_of
-from sdcpd.frontend.chat_template import ChatRefused
-from sdcpd.frontend.errors import failed, from_refusal, invalid, model_not_found, unavailable
-from sdcpd.frontend.meter import Ending, RequestMeter
+from sdcpd.frontend.choices import CHOICES_AT_ONCE, Choice
+from sdcpd.frontend.errors import ApiError, from_refusal, invalid, unavailable
+from sdcpd.frontend.exchange import ClientGone
+from sdcpd.frontend.keys import Caller
+from sdcpd.frontend.meter import RequestMeter
+from sdcpd.frontend.model_texts import ModelTexts
 from sdcpd.frontend.openai import Ask, Conversation, new_tokens
 from sdcpd.frontend.outlets import Outlet
 from sdcpd.frontend.ports import FrontendPorts
 from sdcpd.frontend.reply import Reply
 from sdcpd.frontend.stops import StopScanner
 from sdcpd.frontend.text import ModelText
+from sdcpd.protocol.draws import choice_seed
 from sdcpd.protocol.terms import session_path_id
-from sdcpd.roles.generation import Generation, GenerationRefused, GenerationRequest, Generations, ModelCard
+from sdcpd.roles.generation import GenerationRefused, GenerationRequest, Generations
 
 log = structlog.get_logger(__name__)
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """A request that is ready to run: one generation for each choice, in the order of the answer."""
+
+    ask: Ask
+    text: ModelText
+    requests: tuple[GenerationRequest, ...]
+    prompt_tokens: int
+    """Of all prompts, each once, however many choices it has."""
 
 
 class Generator:
     """Serves requests that have been read. Holds no state of any."""
 
-    def __init__(
-        self,
-        ports: FrontendPorts,
-        generations: Generations,
-        texts: Mapping[str, ModelText],
-        *,
-        max_prompt_chars: int,
-    ) -> None:
+    def __init__(self, ports: FrontendPorts, generations: Generations, texts: ModelTexts) -> None:
         self._ports: Final = ports
         self._generations: Final = generations
         self._texts: Final = texts
-        self._max_prompt_chars: Final = max_prompt_chars
 
-    def cards(self) -> tuple[ModelCard, ...]:
-        """The models that clients may name: those that both the router and we know."""
-        return tuple(card for card in self._generations.models() if card.name in self._texts)
-
-    async def prepare(self, ask: Ask, headers: tuple[tuple[str, str], ...] = ()) -> GenerationRequest:
+    async def prepare(self, ask: Ask, caller: Caller, headers: tuple[tuple[str, str], ...] = ()) -> Work:
         """Steps 1 and 2. `headers` are for traffic classes to match. Raises ApiError."""
-        card, text = self._look_up(ask.model)
+        card, text = self._texts.find(ask.model)
         if not card.ready:  # its sizes may not even be known
             raise unavailable(f"the model {card.name} is not ready yet: {self._generations.ready()[1]}", "not_ready")
-        prompt = await self._tokenize(ask, text)
-        if prompt and max(prompt) >= card.vocabulary:
-            param = ask.source_param
-            raise invalid(param, f"{param}: a token id is outside the model's vocabulary of {card.vocabulary}")
-        max_new = new_tokens(ask, len(prompt), card.context_tokens)
         stop = set(ask.stop_tokens)
         if not ask.ignore_eos:
             stop.update(text.stop)
-        return GenerationRequest(
-            model=ask.model,
-            prompt=prompt,
-            max_new=max_new,
-            stop=tuple(sorted(stop)),
-            speculation=ask.speculation,
-            temperature_milli=ask.sampling.temperature_milli,
-            top_k=ask.sampling.top_k,
-            top_p_milli=ask.sampling.top_p_milli,
-            seed=ask.sampling.seed,
-            facts=replace(ask.facts, headers=headers),
-        )
+        requests: list[GenerationRequest] = []
+        for source in ask.sources:
+            prompt = await self._texts.tokenize(text, source, ask.source_param)
+            if prompt and max(prompt) >= card.vocabulary:
+                param = ask.source_param
+                raise invalid(param, f"{param}: a token id is outside the model's vocabulary of {card.vocabulary}")
+            max_new = new_tokens(ask, len(prompt), card.context_tokens)
+            facts = replace(ask.facts, headers=headers)
+            one = _request(ask, caller, prompt, max_new, tuple(sorted(stop)))
+            requests += [replace(one, facts=facts, seed=_seed(ask, choice)) for choice in range(ask.n)]
+        prompt_tokens = sum(len(request.prompt) for request in requests[:: ask.n])
+        return Work(ask=ask, text=text, requests=tuple(requests), prompt_tokens=prompt_tokens)
 
     async def answer(
-        self, ask: Ask, request: GenerationRequest, outlet: Outlet, *, arrived_at: float, request_id: str
+        self, work: Work, outlet: Outlet, *, charge: Callable[[int], None], arrived_at: float, request_id: str
     ) -> None:
-        """Steps 3 to 5. Raises ApiError if nothing was sent yet, and ClientGone."""
-        text = self._texts[ask.model]
-        after = () if isinstance(ask.source, Conversation) else request.prompt
-        reply = Reply(text.detokenizer(after=after), StopScanner(ask.stop_strings), frozenset(request.stop))
+        """Steps 3 to 5. `charge` is told of tokens of the answer. Raises ApiError if nothing was sent yet, and
+        ClientGone."""
+        choices = [
+            Choice(index, self._reply(work, request), outlet, charge) for index, request in enumerate(work.requests)
+        ]
+
+        async def run(choice: Choice) -> None:
+            await self._run(choice, work, outlet, arrived_at, request_id)
+
+        try:
+            await _run_all(choices, run, outlet)
+        except ApiError as error:
+            await outlet.fail(error)
+            return
+        figures = [choice.figures for choice in choices]
+        metrics = metrics_of(figures) if work.ask.speculation.stats else None
+        await outlet.finish(usage_of(work.prompt_tokens, figures, work.ask.n), metrics)
+
+    def _reply(self, work: Work, request: GenerationRequest) -> Reply:
+        after = () if isinstance(work.ask.sources[0], Conversation) else request.prompt
+        return Reply(
+            work.text.detokenizer(after=after),
+            StopScanner(work.ask.stop_strings),
+            frozenset(request.stop),
+            work.text.octets,
+        )
+
+    async def _run(self, choice: Choice, work: Work, outlet: Outlet, arrived_at: float, request_id: str) -> None:
+        """One choice. Raises ApiError and ClientGone."""
+        request = work.requests[choice.index]
         try:
             async with self._generations.generation(request) as generation:
+                session = session_path_id(generation.session)
+                outlet.name_session(choice.index, session)
                 meter = RequestMeter(self._ports.meters, self._ports.clock, arrived_at, len(request.prompt))
-                ending: Ending = "abort"
                 try:
-                    await _follow(generation, reply, outlet, meter)
-                    ending = reply.finish or "error"
+                    await choice.follow(generation, meter)
                 finally:
-                    took_s = meter.end(ending)
+                    took_s = meter.end(choice.ending)
                     log.info(
                         "completion ended",
                         request_id=request_id,
-                        session=session_path_id(generation.session),
-                        model=ask.model,
+                        session=session,
+                        choice=choice.index,
+                        model=request.model,
                         prompt_tokens=len(request.prompt),
-                        completion_tokens=reply.completion_tokens,
-                        ending=ending,
-                        reason=reply.reason,
+                        completion_tokens=choice.reply.completion_tokens,
+                        ending=choice.ending,
+                        reason=choice.reply.reason,
                         took_s=round(took_s, 3),
                     )
         except GenerationRefused as refusal:
-            await outlet.fail(from_refusal(refusal))
-        else:
-            await _settle(reply, len(request.prompt), outlet)
-
-    def _look_up(self, name: str) -> tuple[ModelCard, ModelText]:
-        cards = self.cards()
-        for card in cards:
-            if card.name == name:
-                return card, self._texts[name]
-        raise model_not_found(name, tuple(card.name for card in cards))
-
-    async def _tokenize(self, ask: Ask, text: ModelText) -> tuple[int, ...]:
-        source = ask.source
-        if isinstance(source, tuple):
-            return source
-        run = self._ports.workers.run
-        if isinstance(source, str):
-            self._check_length(len(source), ask.source_param)
-            return await run(text.encode, source)
-        self._check_length(sum(len(message.content) for message in source.messages), ask.source_param)
-        if text.template is None:
-            raise invalid(
-                "messages",
-                "this model has no chat template; use /v1/completions with a prompt, or add chat_template.jinja to "
-                "the model's folder",
-            )
-        for name in source.variables:
-            if text.template.reserves(name):
-                param = f"chat_template_kwargs.{name}"
-                raise invalid(param, f"{param}: this template variable is set by the server")
-        try:
-            return await run(text.encode_chat, source.messages, source.variables, self._ports.wall_clock())
-        except ChatRefused as refusal:
-            raise invalid("messages", str(refusal)) from refusal
-
-    def _check_length(self, chars: int, param: str) -> None:
-        if chars > self._max_prompt_chars:
-            raise invalid(
-                param,
-                f"{param}: {chars} characters are more than the {self._max_prompt_chars} accepted here",
-                "string_above_max_length",
-            )
+            raise from_refusal(refusal) from refusal
+        await choice.settle()
 
 
-async def _follow(generation: Generation, reply: Reply, outlet: Outlet, meter: RequestMeter) -> None:
-    """Pages into text until nothing more is wanted."""
-    async with AsyncExitStack() as stack:
-        pages = generation.pages()
-        if isinstance(pages, AsyncGenerator):  # one that is left early must be closed by hand
-            stack.push_async_callback(pages.aclose)
-        async for page in pages:
-            text = reply.take(page)
-            meter.page(reply.completion_tokens, reply.reason)
-            if text:
-                await outlet.write(text)
-            if reply.settled:
-                return
-    raise AssertionError("the pages of a generation ended without a final one")
+def _seed(ask: Ask, choice: int) -> int | None:
+    return None if ask.sampling.seed is None else choice_seed(ask.sampling.seed, choice)
 
 
-async def _settle(reply: Reply, prompt_tokens: int, outlet: Outlet) -> None:
-    match reply.finish:
-        case "stop" | "length":
-            usage = usage_of(prompt_tokens, reply.completion_tokens)
-            await outlet.finish(reply.finish, usage, metrics_of(reply.stats))
-        case "error":
-            await outlet.fail(failed(reply.reason or "failed"))
-        case None:
-            raise AssertionError("settled without a finish")
+def _request(
+    ask: Ask, caller: Caller, prompt: tuple[int, ...], max_new: int | None, stop: tuple[int, ...]
+) -> GenerationRequest:
+    sampling, wish = ask.sampling, ask.speculation
+    return GenerationRequest(
+        model=ask.model,
+        prompt=prompt,
+        max_new=max_new,
+        stop=stop,
+        logprobs=ask.logprobs,
+        speculation=wish.enabled,
+        m_max=wish.m_max,
+        traffic_class=wish.traffic_class,
+        scope=caller.scope,
+        group=caller.group,
+        temperature_milli=sampling.temperature_milli,
+        top_k=sampling.top_k,
+        top_p_milli=sampling.top_p_milli,
+    )
+
+
+async def _run_all(choices: list[Choice], run: Callable[[Choice], Awaitable[None]], outlet: Outlet) -> None:
+    """A few at a time; the first that fails ends the others. Raises what it raised: ApiError or ClientGone."""
+    if len(choices) == 1:
+        await run(choices[0])
+        return
+    failure: list[ApiError | ClientGone] = []
+    places = trio.CapacityLimiter(CHOICES_AT_ONCE)
+
+    async def one(choice: Choice, everything: trio.CancelScope) -> None:
+        async with places:
+            try:
+                await run(choice)
+            except ClientGone as gone:
+                failure.append(gone)
+                everything.cancel()
+            except ApiError as error:
+                failure.append(error)
+                await outlet.halt(everything)  # not in the middle of what another choice sends
+
+    async with trio.open_nursery() as nursery:
+        for choice in choices:
+            nursery.start_soon(one, choice, nursery.cancel_scope)
+    if failure:
+        raise failure[0]

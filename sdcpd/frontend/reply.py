@@ -11,12 +11,15 @@ Tokens are counted as the client pays them: up to and including the stop token o
 string. Tokens committed behind that (others of the same page) never reach text or count.
 """
 
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import zip_longest
 from typing import Final, Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct, UnsetType
 
 from sdcpd.frontend.detokenizer import Detokenizer
+from sdcpd.frontend.logprobs import TokenLogprobs, read_entry
 from sdcpd.frontend.stops import StopScanner
 from sdcpd.protocol.messages import Output, SpeculationStats
 from sdcpd.protocol.terms import Action
@@ -24,10 +27,29 @@ from sdcpd.protocol.terms import Action
 Finish = Literal["stop", "length", "error"]
 
 
+class Delta(Struct, frozen=True):
+    """What a page adds to an answer. False where that is nothing."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.logprobs)
+
+
 class Reply:
     """Feed `take` page after page until `settled`."""
 
-    def __init__(self, detokenizer: Detokenizer, scanner: StopScanner, stop_tokens: AbstractSet[int]) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        scanner: StopScanner,
+        stop_tokens: AbstractSet[int],
+        octets: Callable[[int], bytes] = lambda _: b"",
+    ) -> None:
+        """`octets` of a token, for log-probabilities where pages have them."""
+        self._octets: Final = octets
+        self._chars = 0
         self._detokenizer: Final = detokenizer
         self._scanner: Final = scanner
         self._stop_tokens: Final = stop_tokens
@@ -44,18 +66,24 @@ class Reply:
         then is what ends the session; after a stop token the final page is on its way and carries the statistics."""
         return self._final_seen or self._string_matched
 
-    def take(self, page: Output) -> str:
-        """The text that this page adds, possibly none. Must not be called once `settled`."""
+    def take(self, page: Output) -> Delta:
+        """What this page adds, possibly nothing. Must not be called once `settled`."""
         assert not self.settled, "a page after the last one"
         parts: list[str] = []
-        for token in page.tokens:
+        logprobs: list[TokenLogprobs] = []
+        entries: Sequence[bytes] = () if isinstance(page.logprobs, UnsetType) else page.logprobs
+        for token, entry in zip_longest(page.tokens, entries):
             if self.finish is not None:
                 break
             self.completion_tokens += 1
+            if entry is not None:
+                logprobs.append(read_entry(entry, token, self._chars, self._octets))
             if token in self._stop_tokens:
                 parts.append(self._end("stop"))
             else:
-                parts.append(self._scan(self._detokenizer.push(token)))
+                text = self._detokenizer.push(token)
+                self._chars += len(text)
+                parts.append(self._scan(text))
         if page.final:
             self._final_seen = True
             self.stats = page.stats or None
@@ -65,7 +93,7 @@ class Reply:
                 else:
                     self.finish = "error"
                     self.reason = page.reason or "failed"
-        return "".join(parts)
+        return Delta("".join(parts), tuple(logprobs))
 
     def _scan(self, text: str) -> str:
         scanned = self._scanner.push(text)

@@ -1,4 +1,4 @@
-"""The client port's listener: hypercorn's protocol stack (HTTP/1.1, and HTTP/2 without TLS) behind our own accept loop.
+"""The client port's listener: hypercorn's protocol stack (HTTP/1.1, HTTP/2, TLS) behind our own accept loop.
 
 Why our own loop: in hypercorn's, a fault of one connection ends them all. Some faults are the client's to cause, such
 as a path that is not ASCII, or data for an HTTP/2 stream that was answered already; here they end that connection.
@@ -13,6 +13,8 @@ What else hypercorn leaves to us:
 """
 
 import select
+import ssl
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import h2.exceptions
@@ -67,6 +69,9 @@ CLOSING_LIMIT_S: Final = 1.0
 LAST_WORD_S: Final = 0.5
 """For what a stop tells the clients whose answers outlast the grace. Those that do not read are cut without it."""
 
+HANDSHAKE_LIMIT_S: Final = 10.0
+"""For a TLS handshake, which is some round trips and a millisecond of computing; it holds one of `max_connections`."""
+
 HANG_UP_CHECK_S: Final = 1.0
 PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 STREAMS_PER_CONNECTION: Final = 256
@@ -82,11 +87,13 @@ class Bound(Struct, frozen=True):
 
     host: str
     port: int
+    tls: bool = False
 
     @property
     def url(self) -> str:
         """For people and clients."""
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        scheme = "https" if self.tls else "http"
+        return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
 
 
 class Application(Protocol):
@@ -99,7 +106,15 @@ class Application(Protocol):
 class FrontendServer:
     """Serves the application until stopped. `run` once."""
 
-    def __init__(self, app: Application, settings: FrontendSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        app: Application,
+        settings: FrontendSettings,
+        clock: Clock,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """`tls` gives the context of the next connection; without it the port is plain."""
+        self._tls: Final = tls
         self._app: Final = wrap_app(app, settings.max_body_bytes, "asgi")
         self._halt_answers: Final = app.halt
         self._settings: Final = settings
@@ -118,7 +133,7 @@ class FrontendServer:
 
         Raises ListenFailed.
         """
-        host, port = listen_address(self._settings.listen, self._settings.allow_non_loopback)
+        host, port = listen_address(self._settings.listen, allow_non_loopback=True)  # the settings were checked
         try:
             listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
         except OSError as error:
@@ -134,7 +149,7 @@ class FrontendServer:
                     async with trio.open_nursery() as accepting:
                         for listener in listeners:
                             accepting.start_soon(self._accept, listener, connections)
-                        task_status.started(Bound(address[0], address[1]))
+                        task_status.started(Bound(address[0], address[1], self._tls is not None))
                         await self._stopping.wait()
                         accepting.cancel_scope.cancel()
                 finally:
@@ -164,7 +179,11 @@ class FrontendServer:
     async def _run_protocol(self, stream: trio.SocketStream) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_peer, stream.socket, nursery.cancel_scope)
-            client = _ClientStream(stream, self._settings.stalled_client_timeout_s)
+            stalled_s = self._settings.stalled_client_timeout_s
+            if self._tls is None:
+                client = _ClientStream(stream, stalled_s)
+            else:
+                client = _TlsClientStream(stream, stalled_s, self._tls())
             await _Connection(self._app, self._config, self._context, client).run()
             nursery.cancel_scope.cancel()
 
@@ -218,7 +237,7 @@ class _ClientStream:
 
     def __init__(self, stream: trio.SocketStream, stalled_s: float) -> None:
         self.socket: Final = stream.socket
-        self._stream: Final = stream
+        self._stream: trio.abc.Stream = stream
         self._stalled_s: Final = stalled_s
         self.send_limit_s: Final = 2 * stalled_s + 1  # waiting for the sender before, which is bounded, then sending
 
@@ -232,10 +251,36 @@ class _ClientStream:
         return bytes(await self._stream.receive_some(limit))
 
     async def send_eof(self) -> None:
+        assert isinstance(self._stream, trio.SocketStream)
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+class _TlsClientStream(_ClientStream):
+    """The same over TLS, with the methods by which hypercorn knows that it is."""
+
+    def __init__(self, stream: trio.SocketStream, stalled_s: float, context: ssl.SSLContext) -> None:
+        super().__init__(stream, stalled_s)
+        self.transport_stream: Final = stream
+        self._secured: Final = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+        self._stream = self._secured
+
+    async def do_handshake(self) -> None:
+        await self._secured.do_handshake()
+
+    def selected_alpn_protocol(self) -> str | None:
+        """What both sides speak; None for clients that name nothing, which speak HTTP/1.1."""
+        chosen: str | None = self._secured.selected_alpn_protocol()
+        return chosen
+
+    async def send_eof(self) -> None:
+        """TLS has no half-closed connections."""
+
+    async def aclose(self) -> None:
+        with trio.move_on_after(CLOSING_LIMIT_S):  # a last word that the client may not take
+            await self._stream.aclose()
 
 
 class _Log(Logger):
@@ -272,6 +317,7 @@ def _hypercorn_config(settings: FrontendSettings) -> Config:
     config.include_server_header = False
     config.keep_alive_timeout = settings.idle_connection_timeout_s
     config.keep_alive_max_requests = 1 << 62  # the default closes a busy connection after 1000, in mid-answer
+    config.ssl_handshake_timeout = HANDSHAKE_LIMIT_S
     config.h2_max_concurrent_streams = STREAMS_PER_CONNECTION
     return config
 

@@ -5,11 +5,18 @@ one or several, and they disagree in the field; all of them count. A chat templa
 token, so rendered text is tokenized without the tokenizer's additions; a bare prompt is tokenized with them. The
 tokenizer's own truncation and padding are switched off: a prompt that does not fit is refused, never cut.
 
+The spelling of a special token inside a message is text like any other: a user who writes <|im_end|> must not end his
+turn. So each is replaced, before the template sees the messages, by a character that stands nowhere in them, and the
+pieces between these characters are tokenized by themselves; messages without such spellings take the plain way, and
+have the tokens that everybody else's tokenizer gives them. In a bare prompt, which is the caller's as a whole, special
+tokens count as such. A beginning-of-text token written there is not added a second time.
+
 Everything here blocks. Tokenizing takes about a second for a million characters; the batch call of the library is used
 for a single text because it lets other threads run meanwhile, which the plain call does not.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +25,9 @@ from tokenizers import Tokenizer
 
 from sdcpd.frontend.chat_template import ChatMessage, ChatTemplate, TemplateUnusable
 from sdcpd.frontend.detokenizer import Detokenizer, TokenReader, UnknownDecoder
+
+PRIVATE_USE: Final = range(0xF0000, 0xFFFFE)
+"""Of Unicode, plane 15: more than a request may have characters of, times the special tokens of any model."""
 
 SPECIAL_TOKEN_NAMES: Final = (
     "bos_token",
@@ -44,6 +54,10 @@ class ModelText:
         """Raises UnknownDecoder. The tokenizer is ours from here on."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        self._specials: Final = {
+            token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        self._spelled: Final = _spelled(tokenizer, self._specials)
         self.name: Final = name
         self.stop: Final = stop
         """Ids that end an answer unless the caller ignores them, rising."""
@@ -51,17 +65,54 @@ class ModelText:
         self._tokenizer: Final = tokenizer
         self._reader: Final = TokenReader(tokenizer)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """A bare prompt, with the tokens that the tokenizer puts around a text. Blocks."""
-        return self._encode(text, add_special_tokens=True)
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """A bare prompt, with the tokens that the tokenizer puts around a text unless told otherwise. Blocks."""
+        tokens = self._encode(text, add_special_tokens=add_special_tokens)
+        if add_special_tokens and len(tokens) > 1 and tokens[0] == tokens[1] and tokens[0] in self._specials.values():
+            return tokens[1:]
+        return tokens
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], variables: Mapping[str, object], wall_clock_s: float
+        self,
+        messages: Sequence[ChatMessage],
+        variables: Mapping[str, object],
+        wall_clock_s: float,
+        answers: bool = True,
     ) -> tuple[int, ...]:
-        """Messages through the template. Blocks. Raises ChatRefused. The template must exist."""
+        """Messages through the template, up to where the assistant's answer begins if it `answers`. Blocks. Raises
+        ChatRefused. The template must exist."""
         assert self.template is not None, "the caller asks for a template first"
-        text = self.template.render(messages, variables, wall_clock_s)
-        return self._encode(text, add_special_tokens=False)
+        found = [word for word in self._spelled if any(word in message.content for message in messages)]
+        stands_for = dict(zip(found, _unused(messages, len(found)), strict=True))
+        plain = [ChatMessage(message.role, _replaced(message.content, stands_for)) for message in messages]
+        text = self.template.render(plain, variables, wall_clock_s, answers)
+        if not stands_for:
+            return self._encode(text, add_special_tokens=False)
+        words = {character: self._spelled[word] for word, character in stands_for.items()}
+        tokens: list[int] = []
+        for piece in re.split(f"([{''.join(words)}])", text):
+            tokens += words[piece] if piece in words else self._encode(piece, add_special_tokens=False)
+        return tuple(tokens)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones as they are spelled. Blocks."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    def spelling(self, token: int) -> str | None:
+        """A token as the vocabulary spells it; None for ids that it lacks."""
+        spelled: str | None = self._tokenizer.id_to_token(token)
+        return spelled
+
+    def octets(self, token: int) -> bytes:
+        """See TokenReader.octets."""
+        return self._reader.octets(token)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids that the tokenizer knows are below this. A model's own vocabulary may be padded beyond it."""
+        size: int = self._tokenizer.get_vocab_size()
+        return size
 
     def detokenizer(self, *, after: Sequence[int] = ()) -> Detokenizer:
         """For one answer; `after` as in TokenReader.detokenizer."""
@@ -70,6 +121,32 @@ class ModelText:
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         return tuple(encoding.ids)
+
+
+def _spelled(tokenizer: Tokenizer, specials: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """How each special token is written with ordinary ones; longer spellings first, since one may hold another."""
+    tokenizer.encode_special_tokens = True  # the library's name for: as text
+    try:
+        return {
+            word: tuple(tokenizer.encode(word, add_special_tokens=False).ids)
+            for word in sorted(specials, key=len, reverse=True)
+            if word
+        }
+    finally:
+        tokenizer.encode_special_tokens = False
+
+
+def _unused(messages: Sequence[ChatMessage], count: int) -> list[str]:
+    """Characters for private use that stand in no message."""
+    taken = set().union(*(message.content for message in messages)) if count else set()
+    free = (chr(point) for point in PRIVATE_USE if chr(point) not in taken)
+    return [character for character, _ in zip(free, range(count), strict=False)]
+
+
+def _replaced(content: str, stands_for: Mapping[str, str]) -> str:
+    for word, character in stands_for.items():
+        content = content.replace(word, character)
+    return content
 
 
 def load_model_text(name: str, path: Path) -> ModelText:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
 from sdcpd.drafting.traffic_class import hidden_classes
+from sdcpd.frontend.settings import is_loopback, listen_address
 from sdcpd.node.toml_reader import Fault
 from sdcpd.protocol import ladder as ladders
 from sdcpd.protocol.ladder import LadderError
@@ -28,6 +29,7 @@ def cross_check(config: "Config") -> Iterator[Fault]:
     yield from faults
     if not faults:
         yield from _check_peers(config)
+    yield from _check_client_port(config)
     yield from _check_models(config)
     yield from _check_ladders(config)
     yield from _check_classes(config)
@@ -128,6 +130,33 @@ def _check_peers(config: "Config") -> Iterator[Fault]:
             f"is {config.peers.calls.max_answer_bytes}, but a commit log may reach cache.max_log_bytes = "
             f"{config.cache.max_log_bytes} and could then not be read.",
             "Raise it at least to that, here and on all nodes that read logs.",
+        )
+
+
+def _check_client_port(config: "Config") -> Iterator[Fault]:
+    """TLS, or plain on loopback because somebody said so."""
+    port = config.frontend
+    if port.keys is not None:
+        yield from _check_path("frontend.keys", port.keys)
+    if port.tls is not None:
+        yield from _check_path("frontend.tls.certificate", port.tls.certificate)
+        yield from _check_path("frontend.tls.key", port.tls.key)
+    if "router" not in config.roles:
+        return
+    if port.tls is not None and port.insecure_loopback:
+        yield Fault("frontend.insecure_loopback", "is true together with [frontend.tls].", "Remove one of them.")
+    elif port.tls is None and not port.insecure_loopback:
+        yield Fault(
+            "frontend.tls",
+            "is missing: keys, prompts and answers would go over the wire for all to read.",
+            "Add [frontend.tls] with certificate and key, or, for clients on this machine, set "
+            "frontend.insecure_loopback = true.",
+        )
+    elif port.tls is None and not is_loopback(listen_address(port.listen, allow_non_loopback=True)[0]):
+        yield Fault(
+            "frontend.listen",
+            f"is {port.listen}, which is not on loopback, and frontend.insecure_loopback is for loopback only.",
+            "Add [frontend.tls], or listen on 127.0.0.1 behind a proxy that speaks TLS.",
         )
 
 

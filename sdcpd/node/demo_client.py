@@ -50,7 +50,7 @@ def ask(
         "max_tokens": max_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "speculation": "on" if speculation else "off",
+        "speculation": {"enabled": speculation, "stats": True},
     }
     started = time.monotonic()
     pieces: list[str] = []

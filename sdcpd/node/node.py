@@ -38,10 +38,13 @@ from sdcpd.engine.model_config import ModelRefused
 from sdcpd.engine.model_digest import tokenizer_digest
 from sdcpd.engine.spans import EngineInfo
 from sdcpd.frontend.api import FrontendApp
+from sdcpd.frontend.keys import KeyRing
+from sdcpd.frontend.keys_file import KeysRefused, read_keys
 from sdcpd.frontend.ports import FrontendPorts
 from sdcpd.frontend.server import FrontendServer, ListenFailed
 from sdcpd.frontend.settings import FrontendSettings
 from sdcpd.frontend.text import ModelFolderUnusable, ModelText, load_model_text
+from sdcpd.node.client_tls import ClientTls
 from sdcpd.node.config import Config, RoleName
 from sdcpd.node.draft_parts import MODEL_METHODS, drafter_identity, drafter_settings, make_drafting
 from sdcpd.node.health import HealthApp
@@ -71,6 +74,7 @@ OPERATOR_FAULTS: Final = (
     SocketRefused,
     StateInUse,
     TlsRefused,
+    KeysRefused,
 )
 """What an operator can mend; each says how in its text."""
 
@@ -119,6 +123,8 @@ class Node:
         self._boot: Final = world.randomness.stream("boot").octets(16)
         self._alive: Final = trio.CancelScope()
         self._server: FrontendServer | None = None
+        self._client_app: FrontendApp | None = None
+        self._client_tls: ClientTls | None = None
 
     def moves(self, limit_s: float) -> bool:
         """Whether the node gets on with its work; what the service manager's watchdog is told (design 4)."""
@@ -136,15 +142,22 @@ class Node:
         return (True, "") if self.router is None else self.router.ready()
 
     def take(self, config: Config) -> str | None:
-        """A configuration that was read again: ladders and traffic classes, for new sessions, and certificates, for new
-        connections.
+        """A configuration that was read again: ladders and traffic classes, for new sessions, certificates, for new
+        connections, and API keys, for new requests.
 
-        All else is of the next start. None, or why the certificates stay as they were.
+        All else is of the next start. None, or why certificates or keys stay as they were.
         """
         if self.router is not None:
             by_model = {model.name: model.ladder for model in config.client_models()}
             self.router.take_ladders(config.ladder, config.router.default_ladder, by_model, classes=config.classes)
-        return None if self.network is None else self.network.reload()
+        kept = [None if self.network is None else self.network.reload()]
+        kept.append(None if self._client_tls is None else self._client_tls.reload())
+        if self._client_app is not None and self._config.frontend.keys is not None:
+            try:
+                self._client_app.take_keys(read_keys(Path(self._config.frontend.keys)))
+            except KeysRefused as refused:
+                kept.append(str(refused))
+        return "; ".join(reason for reason in kept if reason is not None) or None
 
     def stop(self) -> None:
         """End the node in order, whatever it is at; `run` then returns."""
@@ -227,6 +240,8 @@ class Node:
     async def _start_router(self, stages: Stages) -> None:
         config = self._config
         models, texts = await self._world.workers.run(_read_models, config)
+        keys = None if config.frontend.keys is None else read_keys(Path(config.frontend.keys))
+        self._client_tls = None if config.frontend.tls is None else ClientTls(config.frontend.tls)
         self.router = router = Router(
             config.router,
             self._ports("router"),
@@ -237,10 +252,12 @@ class Node:
             classes=config.classes,
         )
         await self._start_role(stages, "router", router, router_dispatcher(router, self.meters))
-        self._server = server = self._client_port(router, texts)
+        self._server = server = self._client_port(router, texts, keys)
         bound = await stages.start("client port", server.run)
         self.address = (bound.host, bound.port)
-        log.info("client port open", address=bound.url)
+        log.info("client port open", address=bound.url, keys=None if keys is None else len(keys))
+        for name in sorted(name for name, text in texts.items() if text.template is None):
+            log.warning("this model has no chat template: chat completions of it are refused", model=name)
 
     async def _start_verifier(self, stages: Stages, engine: Engine) -> None:
         config = self._config
@@ -273,7 +290,7 @@ class Node:
                 "that runs sdcpd a directory there that it may write, on a disk with room."
             ) from error
 
-    def _client_port(self, router: Router, texts: dict[str, ModelText]) -> FrontendServer:
+    def _client_port(self, router: Router, texts: dict[str, ModelText], keys: KeyRing | None) -> FrontendServer:
         world, settings = self._world, self._config.frontend
         ports = FrontendPorts(
             clock=world.clock,
@@ -283,7 +300,9 @@ class Node:
             wall_clock=world.wall_clock,
             metrics_page=self.meters.scrape,
         )
-        return FrontendServer(FrontendApp(settings, ports, router, texts), settings, world.clock)
+        self._client_app = app = FrontendApp(settings, ports, router, texts, keys)
+        tls = self._client_tls
+        return FrontendServer(app, settings, world.clock, None if tls is None else tls.context)
 
     def _metrics_port(self, listen: str) -> FrontendServer:
         app = HealthApp(self.ready, self.meters.scrape)
@@ -347,6 +366,9 @@ class Node:
                 yield Gauge("class_speculation", text, float(one.speculation), (("traffic_class", one.name),))
         if self.network is not None:
             yield from self.network.gauges()
+        if self._client_tls is not None:
+            left_s = self._client_tls.expires_s - self._world.wall_clock()
+            yield Gauge("client_certificate_expiry_seconds", "Until the client port's certificate expires.", left_s)
 
 
 def _read_models(config: Config) -> tuple[tuple[RoutedModel, ...], dict[str, ModelText]]:

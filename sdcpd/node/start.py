@@ -1,8 +1,8 @@
 """A node in production: the real world around it, signals, and how the process ends.
 
 SIGTERM or SIGINT ends the node in order, also while a model loads; a second one ends the process at once. SIGHUP reads
-the configuration and the certificates again: new sessions get its ladders, new connections the certificates; a file
-that is wrong changes nothing, and the log says why.
+the configuration, the certificates and the API keys again: new sessions get its ladders, new connections the
+certificates, new requests are known by the keys; a file that is wrong changes nothing, and the log says why.
 """
 
 import os
@@ -188,8 +188,8 @@ async def _reload(node: Node, world: World, notifier: Notifier, read_again: Call
     if kept is None:
         notifier.ready("ready")
     else:
-        log.error("certificates kept as they were: the files are wrong", reason=kept)
-        notifier.ready("certificates kept as they were: the files are wrong")
+        log.error("certificates or keys kept as they were: the files are wrong", reason=kept)
+        notifier.ready("certificates or keys kept as they were: the files are wrong")
 
 
 async def _obey(signals: AsyncIterator[int], node: Node, reload: Callable[[], Awaitable[None]]) -> None:

@@ -10,7 +10,9 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from sdcpd.protocol.logprobs import PAIR_BYTES
 from sdcpd.protocol.terms import (
+    LOGPROBS_LIMIT,
     M_MAX_LIMIT,
     Action,
     BaseUri,
@@ -28,6 +30,10 @@ LADDER_ENTRIES_LIMIT = 1024
 
 INLINE_ENTRIES_LIMIT = 256
 """Non-zero entries of a draft row that still travel inside a proposal (decision 101)."""
+
+
+LogprobsEntry = Annotated[bytes, Meta(max_length=PAIR_BYTES * (1 + LOGPROBS_LIMIT))]
+"""Log-probabilities of one token, packed (decision 114); empty where they are not to be had."""
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -95,6 +101,9 @@ class SessionOpen(Message, frozen=True, kw_only=True):
     commit_log: CacheRef
     resume: Resume | UnsetType = UNSET
     router: BaseUri | UnsetType = UNSET  # decision 49: where events of this session go
+    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_LIMIT)] | UnsetType = field(
+        default=UNSET, name="sdcpd_logprobs"
+    )  # decision 114: alternatives wanted beside each token's own value
 
 
 class SessionState(Message, frozen=True, kw_only=True):
@@ -214,6 +223,9 @@ class Output(Message, frozen=True, kw_only=True):
     finish: Action | UnsetType = UNSET
     reason: str | UnsetType = UNSET  # decision 83
     stats: SpeculationStats | UnsetType = field(default=UNSET, name="sdcpd_stats")  # ours, on the final page
+    logprobs: tuple[LogprobsEntry, ...] | UnsetType = field(
+        default=UNSET, name="sdcpd_logprobs"
+    )  # decision 114: one entry a token, see protocol/logprobs.py
 
 
 class Event(Message, frozen=True, kw_only=True):

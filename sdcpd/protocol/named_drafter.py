@@ -7,8 +7,8 @@ answered, but it may begin no new round.
 
 from msgspec import UNSET
 
-from sdcpd.protocol.messages import Assignment, Proposal, SessionState
-from sdcpd.protocol.problems import Conflict, NotAssigned
+from sdcpd.protocol.messages import Assignment, Contract, Proposal, SessionState
+from sdcpd.protocol.problems import BadContract, Conflict, IllFormed, NotAssigned
 
 
 class NamedDrafter:
@@ -26,6 +26,13 @@ class NamedDrafter:
         if assignment.seq is not UNSET:
             return assignment.seq == self.seq and assignment.drafter == named
         return drafting and assignment.drafter == self.uri
+
+    def check(self, assignment: Assignment, contract: Contract) -> None:
+        """What every assignment owes. Raises BadContract or IllFormed."""
+        if assignment.contract != contract:
+            raise BadContract("contract: not the one this session was opened with; a contract never changes (4.1)")
+        if assignment.m_init == 0:
+            raise IllFormed("m_init: 0 is not allowed; send at least 1")
 
     def check_seq(self, assignment: Assignment, state: SessionState) -> None:
         """Raises Conflict for an assignment that is late, or that names another drafter under a seq in use (111)."""

@@ -5,12 +5,18 @@ three ends: pages for the front end, the tokens it hands to a drafter with an as
 digest the verifier stated), and to resume at another verifier; then the log is read, and what it holds beyond the copy
 comes in by `resume`. Indices are stable, so a page that overlaps the copy must repeat it token for token, and one that
 would leave a gap cannot be used.
+
+With log-probabilities (decision 114) the copy may hold tokens whose entries are still to come: those from a log, until
+the next verifier has told of them. What is *complete* goes to the front end; pages are read from there on.
 """
 
 from collections.abc import Sequence
 from enum import Enum
 
+from msgspec import UNSET, UnsetType
+
 from sdcpd.protocol import digests
+from sdcpd.protocol.logprobs import are_entries, entries_of
 from sdcpd.protocol.messages import Contract, Output
 from sdcpd.protocol.terms import TOKEN_LIMIT
 
@@ -26,6 +32,7 @@ class PageFault(Enum):
     CHANGED = "output changed at an index delivered before"
     TOO_LONG = "output beyond max_new"
     OUTSIDE_VOCABULARY = "output token outside the vocabulary"
+    LOGPROBS = "log-probabilities that are not those of the page's tokens"
 
     @property
     def breach(self) -> bool:
@@ -35,16 +42,20 @@ class PageFault(Enum):
 class OutputCopy:
     """Committed tokens o[1..n] of one session and d[n].
 
-    `final` is the page that ended the output, once it came; nothing is taken after it.
+    `final` is the page that ended the output, once it came; nothing is taken after it. `logprobs` as in Plan.
     """
 
-    def __init__(self, session: bytes, epoch: int, contract: Contract, prompt: tuple[int, ...]) -> None:
+    def __init__(
+        self, session: bytes, epoch: int, contract: Contract, prompt: tuple[int, ...], logprobs: int | None = None
+    ) -> None:
         self._session = session
         self._epoch = epoch
         self._max_new = contract.max_new
         self._start = digests.prompt_digest(digests.contract_digest(contract), prompt)
         self._digest = self._start
         self._tokens: list[int] = []
+        self._logprobs = logprobs
+        self._entries: list[bytes] = []  # of the first tokens; none where nobody asked for them
         self.final: Output | None = None
 
     def __len__(self) -> int:
@@ -61,6 +72,15 @@ class OutputCopy:
         if count == len(self._tokens):
             return self._digest
         return digests.extend(self._start, self._tokens[:count])
+
+    @property
+    def complete(self) -> int:
+        """Tokens that are held with all that was asked for."""
+        return len(self._tokens) if self._logprobs is None else len(self._entries)
+
+    def entries(self, start: int, count: int) -> tuple[bytes, ...] | UnsetType:
+        """What goes beside `count` tokens from `start` on; an empty entry where there are no values (114)."""
+        return UNSET if self._logprobs is None else entries_of(self._entries, start, count)
 
     def tokens(self, start: int, end: int | None = None) -> tuple[int, ...]:
         """Tokens at output indices start..end-1, to the end of the copy without `end`."""
@@ -89,7 +109,7 @@ class OutputCopy:
             return PageFault.NEW_EPOCH
         if page.epoch < self._epoch:
             return PageFault.OLD_EPOCH
-        if page.from_ > len(self._tokens):
+        if page.from_ > self.complete:
             return PageFault.GAP
         held = len(self._tokens) - page.from_
         if tuple(self._tokens[page.from_ : page.from_ + len(page.tokens)]) != page.tokens[:held]:
@@ -102,6 +122,8 @@ class OutputCopy:
         limit = TOKEN_LIMIT if vocabulary is None else min(vocabulary, TOKEN_LIMIT)
         if any(token >= limit for token in added):
             return PageFault.OUTSIDE_VOCABULARY
+        if not self._told(page):
+            return PageFault.LOGPROBS
         self._digest = digests.extend(self._digest, added)
         self._tokens.extend(added)
         if page.final:
@@ -109,3 +131,14 @@ class OutputCopy:
                 return PageFault.CHANGED
             self.final = page
         return None
+
+    def _told(self, page: Output) -> bool:
+        """Take the entries that the page adds; False when they are not those of its tokens. A verifier that does not
+        know them sends none, and there will be none."""
+        if self._logprobs is None:
+            return True
+        entries = (b"",) * len(page.tokens) if isinstance(page.logprobs, UnsetType) else page.logprobs
+        if not are_entries(entries, page.tokens, self._logprobs):
+            return False
+        self._entries.extend(entries[len(self._entries) - page.from_ :])
+        return True

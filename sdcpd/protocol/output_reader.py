@@ -45,7 +45,7 @@ class OutputReader:
     """
 
     def __init__(self, plan: Plan, epoch: int, outbox: Outbox) -> None:
-        self.copy = OutputCopy(plan.session, epoch, plan.contract, plan.prompt)
+        self.copy = OutputCopy(plan.session, epoch, plan.contract, plan.prompt, plan.logprobs)
         self.lane: Lane[Read] = Lane(outbox)
         self.announced: Event | None = None
         self.verifier = plan.verifier
@@ -104,7 +104,7 @@ class OutputReader:
     def outcome(self, outcome: Outcome, now: float) -> Ending | Unserved | None:
         """Take a page or a failure to get one; returns how the session ended, or that it has to be read elsewhere."""
         if isinstance(outcome, Output):
-            held = len(self.copy)
+            held = self.copy.complete
             fault = self.copy.take(outcome, self._plan.vocabulary)
             if fault is not None and fault.breach:
                 return Ending(finish=Action.FAIL, reason="verifier_breach", detail=fault.value)
@@ -122,12 +122,12 @@ class OutputReader:
 
     def _taken(self, held: int, now: float) -> Ending | None:
         final = self.copy.final
-        if self._due is not None and len(self.copy) > held:
+        if self._due is not None and self.copy.complete > held:
             self._due = now + self._wait_s
             self._repoll_at = now + REPOLL_S
         if final is None:
             # `since` is when this poll was sent, or first sent: pages that bring tokens are followed at once.
-            at = now if len(self.copy) > held else max(now, self.lane.since + IDLE_POLL_S)
+            at = now if self.copy.complete > held else max(now, self.lane.since + IDLE_POLL_S)
             if at > now:
                 self.lane.postpone(self._next(), at)
             else:
@@ -154,7 +154,7 @@ class OutputReader:
         return Read(
             verifier=self.verifier,
             session=self._plan.session,
-            start=len(self.copy),
+            start=self.copy.complete,
             wait_s=self._patience.poll_s,
         )
 

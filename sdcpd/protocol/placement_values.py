@@ -47,8 +47,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     of every `seq` (decision 111). `nonce` makes this router's fences (decision 85) and records its own.
     `record` is where the directory record goes (106), None for a session without one, and `model` the name a client
     used. `jitter` in [0.5, 1] stretches this session's backoffs, so that sessions which failed together do not retry
-    together. `policy` is a profile that is for the verifier alone, in force from round 1 (decision 18). Drafters of
-    `methods` are preferred, in this order; `traffic_class` is what an operator calls the session's kind.
+    together. `policy` is a profile that is for the verifier alone, in force from round 1 (decision 18). `logprobs`: how
+    many likeliest tokens are told of with each token, None for no log-probabilities at all (decision 114).
+    Drafters of `methods` are preferred, in this order; `traffic_class` is what an operator calls the session's kind.
     """
 
     session: bytes
@@ -70,6 +71,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     policy: Sampling | UnsetType = UNSET
     methods: tuple[str, ...] = ()
     traffic_class: str = ""
+    logprobs: int | None = None
 
     def tokens_ref(self, epoch: int, round_: int) -> str:
         """cache-ref of the tokens committed up to a round."""
@@ -84,6 +86,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             prompt=self.prompt,
             commit_log=self.commit_log,
             router=self.router,
+            logprobs=UNSET if self.logprobs is None else self.logprobs,
         )
 
 

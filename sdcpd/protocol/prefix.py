@@ -21,11 +21,14 @@ class Prefix:
 
     Invariants: `at.committed == len(output)`; `at.round == len(records)`; `acknowledged` counts the records that the
     log is known to hold: ours, and those it held when the session was taken over; `tag` is its entity tag after them.
+    `logprobs` holds the entries of the first tokens of the output: of all, unless the session was taken over and they
+    are still to be computed anew, or nobody asked for them (114).
     """
 
     def __init__(self, *, epoch: int, prompt: tuple[int, ...], digest: bytes, counters: Counters, log_tag: str) -> None:
         self.prompt = prompt
         self.output: list[int] = []
+        self.logprobs: list[bytes] = []
         self.at = Point(round=0, committed=0, digest=digest, counters=counters)
         self._epoch = epoch
         self._records: list[CommitRecord] = []  # the writer's copy of the log: old verdicts are rebuilt from it (62)
@@ -104,6 +107,7 @@ class Prefix:
             assert pending.record.round == self.at.round + 1
             self.at = pending.after
             self.output.extend(pending.record.emitted)
+            self.logprobs.extend(pending.logprobs)
             self._records.append(pending.record)
             assert self.at.committed == len(self.output)
         return pending

@@ -25,13 +25,14 @@ def decide(
     proposed: int | None,
     load: int,
     sampling: Sampling | UnsetType = UNSET,
+    logprobs: Sequence[bytes] = (),
 ) -> Pending:
     """The round after `point`.
 
     `scored` holds the proposed tokens that were scored. `best` is what the target says to them: under rules 1 and 65281
     its own token at each of their rows and at the one after; under rule 2 the a tokens that passed their tests, then
     the additional one. `proposed` is M, or None for a self-decoded round, which leaves c, g, j and m_cap alone (80).
-    `sampling` is the profile if it changed with this round.
+    `sampling` is the profile if it changed with this round. `logprobs` has an entry for each of `best`, or none (114).
     """
     if contract.rule == Rule.SPECULATIVE_SAMPLING:
         outcome = Accepted(accepted=len(best) - 1, additional=best[-1])
@@ -82,7 +83,8 @@ def decide(
         digest=after.digest,
         ctl=control,
     )
-    return Pending(record, write_record(record), after, action, self_decoded=proposed is None)
+    kept = tuple(logprobs[: len(block.emitted)])
+    return Pending(record, write_record(record), after, action, self_decoded=proposed is None, logprobs=kept)
 
 
 def same_proposal(one: Proposal, other: Proposal) -> bool:

@@ -41,7 +41,7 @@ from sdcpd.protocol.log_history import LADDER_EXHAUSTED
 from sdcpd.protocol.messages import Assignment, Event, Output, Policy, Proposal, SessionOpen, SessionState, Verdict
 from sdcpd.protocol.named_drafter import NamedDrafter
 from sdcpd.protocol.output import page
-from sdcpd.protocol.problems import BadContract, BadProposal, IllFormed, SessionClosed, StaleEpoch
+from sdcpd.protocol.problems import BadProposal, SessionClosed, StaleEpoch
 from sdcpd.protocol.proposal_checks import check_base, check_content, check_limit, known_round, scoreable
 from sdcpd.protocol.round_counts import RoundCounts
 from sdcpd.protocol.rounds import decide
@@ -88,6 +88,7 @@ class Session:
         self.contract = opened.contract
         self.log_ref = opened.commit_log
         self.router = opened.router if opened.router is not UNSET else None
+        self.logprobs = opened.logprobs if opened.logprobs is not UNSET else None  # likeliest tokens to tell of (114)
         self.state = State.WAITING
         self.stopped: str | None = None
         self.reason: str | None = None
@@ -158,6 +159,7 @@ class Session:
             state=self.state,
             reason=self.reason,
             stats=self.counts.stats(),
+            logprobs=self.prefix.logprobs if self.logprobs is not None else None,
         )
 
     def take_events(self) -> list[Event]:
@@ -196,10 +198,7 @@ class Session:
         if assignment.epoch != self.epoch:
             raise StaleEpoch(f"epoch {assignment.epoch} is not {self.epoch}", state=self.session_state())
         self._refuse_if_ended()
-        if assignment.contract != self.contract:
-            raise BadContract("contract: not the one this session was opened with; a contract never changes (4.1)")
-        if assignment.m_init == 0:
-            raise IllFormed("m_init: 0 is not allowed; send at least 1")
+        self.named.check(assignment, self.contract)
         if not repeat:
             self.named.check_seq(assignment, self.session_state())
 
@@ -298,8 +297,8 @@ class Session:
         )
         return self._in_flight
 
-    def scored(self, ticket: int, best: Sequence[int], *, load: int) -> bool:
-        """Steps 7 to 9 for the work with this ticket: make the record, commit nothing. `best` is as `decide` has it.
+    def scored(self, ticket: int, best: Sequence[int], *, load: int, logprobs: Sequence[bytes] = ()) -> bool:
+        """Steps 7 to 9 for the work with this ticket: make the record, commit nothing. The lists are those of `decide`.
 
         Returns False when the work is no longer wanted (cancelled, reassigned, stopped) and its rows are dropped.
         """
@@ -316,6 +315,7 @@ class Session:
             proposed=len(self._proposal.tokens) if self._proposal is not None else None,
             load=load,
             sampling=self.profiles.changed_with(work.round),
+            logprobs=logprobs,
         )
         if pending.self_decoded:
             self._period.token_scored()

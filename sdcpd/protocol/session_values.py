@@ -92,13 +92,15 @@ class Point(Struct, frozen=True):
 
 
 class Pending(Struct, frozen=True):
-    """A record handed out for appending, and what becomes true once it is durable."""
+    """A record handed out for appending, and what becomes true once it is durable. `logprobs`: an entry for each
+    emitted token, where the session was opened with them (114)."""
 
     record: CommitRecord | EndRecord
     octets: bytes
     after: Point
     action: Action
     self_decoded: bool
+    logprobs: tuple[bytes, ...] = ()
 
 
 class Settled(Struct, frozen=True):

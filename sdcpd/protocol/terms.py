@@ -26,6 +26,9 @@ Percent = Annotated[int, Meta(ge=0, le=100)]
 TOKEN_LIMIT: Final = 1 << 32
 """First token id that `uint32()` of the digest chain (4.2) can no longer hold (decision 22)."""
 
+LOGPROBS_LIMIT: Final = 20
+"""Alternatives beside each token's own log-probability, at most (decision 114): as many as clients may ask for."""
+
 M_MAX_LIMIT: Final = 64
 """Largest `m_max` that the contract's CDDL admits (4.1)."""
 

@@ -34,7 +34,12 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     rule 2, with one by rule 65281, under which the text is a function of prompt, profile and seed (decision 115).
     `rule` overrides the choice between the two: rule 2 with a seed has its draws fixed, but not its text.
 
-    `facts` are what traffic classes look at; the router fills in model and temperature.
+    `logprobs` k (0 to 20) asks for each token's log-probability and those of the k likeliest in its place: then each
+    page has `logprobs`, one entry a token, which `protocol.logprobs.unpack_entry` opens (decision 114).
+
+    `m_max` bounds the length of proposals below what the model's ladder says. `traffic_class` asks for a traffic class
+    by name; without one `facts`, model, temperature and group decide. `scope`, 16 octets, keeps what is cached and
+    learned of it apart from sessions of other scopes (draft 4.1); `group` is whose it is, in the operator's words.
     """
 
     model: str
@@ -47,6 +52,11 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top_p_milli: int = 1000
     seed: int | None = None
     rule: int | None = None
+    logprobs: int | None = None
+    m_max: int | None = None
+    traffic_class: str | None = None
+    scope: bytes | None = None
+    group: str | None = None
     facts: RequestFacts = RequestFacts()
 
 
@@ -57,6 +67,15 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     context_tokens: int
     vocabulary: int
     ready: bool
+
+
+class Passage(Struct, frozen=True, kw_only=True):
+    """What became of a session on its way, for a client that asks: how often it went on at another verifier or another
+    life of the same one, and with another drafter. `cached_tokens`: of the prompt, taken from a cache."""
+
+    failovers: int = 0
+    drafter_switches: int = 0
+    cached_tokens: int = 0
 
 
 class GenerationRefused(Exception):
@@ -84,6 +103,10 @@ class Generation(Protocol):
     @property
     def session(self) -> bytes:
         """The session identifier, 16 octets."""
+        ...
+
+    def passage(self) -> Passage:
+        """As far as it is known now."""
         ...
 
     def pages(self) -> AsyncIterator[Output]:

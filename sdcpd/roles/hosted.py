@@ -37,6 +37,7 @@ from sdcpd.roles.ports import (
 )
 from sdcpd.roles.row_supply import RowSupply
 from sdcpd.roles.session_kv import SessionKv
+from sdcpd.roles.told_rows import runnable, telling, told
 from sdcpd.roles.verifier_meters import count_round
 from sdcpd.roles.verifier_settings import VerifierSettings
 from sdcpd.roles.waits import Alarm, Changes, within
@@ -132,6 +133,8 @@ class Hosted:
         end = machine.prefix.last_position
         if kv.valid_tokens >= end:
             return None
+        if machine.logprobs is not None:
+            end = runnable(machine.prefix, kv.valid_tokens, end)
         tokens = machine.prefix.known[kv.valid_tokens : end]
         return Prefill(key=self.id, sequence=kv.sequence, tokens=tokens, start=kv.valid_tokens)
 
@@ -153,7 +156,8 @@ class Hosted:
                 return None
         work = self._work
         assert work.start == kv.valid_tokens, (work.start, kv.valid_tokens)
-        return Span(sequence=kv.sequence, tokens=work.tokens, start=work.start, rows=len(work.tokens))
+        rows, logprobs = len(work.tokens), machine.logprobs
+        return Span(sequence=kv.sequence, tokens=work.tokens, start=work.start, rows=rows, logprobs=logprobs)
 
     def begin(self, proposal: Proposal, begun: Begin) -> None:
         """A proposal's work; scored at the next pass boundary, whether or not its draft rows are in hand."""
@@ -161,9 +165,18 @@ class Hosted:
         self.judging.begin(proposal, begun)
         self._on_work()
 
-    def ran_prefill(self, tokens: int) -> None:
-        """`tokens` more positions of what is known have valid KV."""
+    def telling(self, span: Span) -> Span:
+        """The span of a prefill that goes into a pass now, with what its rows are to tell (114)."""
+        machine = self.machine
+        assert machine is not None
+        return span if machine.logprobs is None else telling(machine.prefix, span, machine.logprobs)
+
+    def ran_prefill(self, tokens: int, rows: tuple[Row, ...]) -> None:
+        """`tokens` more positions of what is known have valid KV; `rows` are those that `telling` asked for."""
         self.kv.valid_tokens += tokens
+        if rows:
+            assert self.machine is not None
+            told(self.machine.prefix, rows)
         self._count_waits()
         if self.kv.valid_tokens >= len(self._context) - 1 and not self._prefilled:
             self._prefilled = True
@@ -205,7 +218,7 @@ class Hosted:
         if not all(row.finite for row in rows):
             if machine.score_failed(work.ticket, "the model produced non-finite logits"):
                 self._log.error("non-finite logits", round=work.round)
-        elif machine.scored(work.ticket, [row.token for row in rows], load=load):
+        elif machine.scored(work.ticket, [row.token for row in rows], load=load, logprobs=_entries(rows)):
             if not self.kv.closed and self.kv.sequence == self._scored_in:  # else it was preempted meanwhile
                 self.kv.valid_tokens = machine.prefix.last_position
             near = sum(row.margin < self._settings.near_tie_margin for row in rows)
@@ -449,6 +462,11 @@ class Hosted:
         if isinstance(record, CommitRecord):
             self._log.debug("round", round=record.round, emitted=len(record.emitted), committed=record.committed)
         self.changes.notify()
+
+
+def _entries(rows: tuple[Row, ...]) -> list[bytes]:
+    """Log-probabilities of the rows' tokens, where they were asked for (114)."""
+    return [row.logprobs for row in rows if row.logprobs is not None]
 
 
 def _taken_log(octets: bytes, epoch: int) -> Problem:

@@ -3,6 +3,7 @@
 from msgspec import UnsetType
 
 from sdcpd.protocol.fleet import Instance
+from sdcpd.protocol.terms import LOGPROBS_LIMIT
 from sdcpd.roles.generation import STOP_TOKENS_LIMIT, GenerationRefused, GenerationRequest
 
 
@@ -29,6 +30,9 @@ def check_tokens(request: GenerationRequest) -> None:
     if len(request.stop) > STOP_TOKENS_LIMIT or min(request.stop, default=0) < 0:
         detail = f"stop tokens must be ids of 0 and above, {STOP_TOKENS_LIMIT} at most"
         raise GenerationRefused("invalid", detail, param="stop")
+    if request.logprobs is not None and not 0 <= request.logprobs <= LOGPROBS_LIMIT:
+        detail = f"log-probabilities of 0 to {LOGPROBS_LIMIT} tokens can be told beside each token's own"
+        raise GenerationRefused("invalid", detail, param="top_logprobs")
 
 
 def first_fit(

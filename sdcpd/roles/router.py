@@ -322,6 +322,7 @@ class Router:
             model=record.model,
             traffic_class=record.traffic_class,
             policy=record.policies[-1].sampling if record.policies else UNSET,
+            logprobs=None if isinstance(record.open.logprobs, UnsetType) else record.open.logprobs,
         )
         task = SessionTask(
             Placement(plan, self._fleet, self._settings.patience),
@@ -407,6 +408,7 @@ class Router:
         assert session not in self._sessions, "random session ids do not meet"
         enrolled = self._traffic.enrol(request)
         members = contract_members(self._traffic.ladder(enrolled, self._ladders[model.name]), max_new)
+        m_max = members.m_max if request.m_max is None else min(members.m_max, request.m_max)
         target = verifier.status.model
         assert not isinstance(target, UnsetType), "the fleet offers no verifier without a model"
         contract = Contract(
@@ -414,7 +416,7 @@ class Router:
             tokenizer=model.tokenizer,
             rule=rule_of(request),
             sampling=contract_sampling(request),
-            m_max=members.m_max,
+            m_max=m_max,
             max_new=max_new,
             stop=request.stop,
             low_rounds=members.low_rounds,
@@ -422,6 +424,7 @@ class Router:
             fallback=members.fallback,
             self_load=members.self_load,
             self_max=members.self_max,
+            scope=UNSET if request.scope is None else request.scope,
         )
         plan = self._plan(
             session,
@@ -430,13 +433,14 @@ class Router:
             verifier=verifier.uri,
             verifier_boot=verifier.boot,
             vocabulary=vocabulary_of(verifier),
-            m_init=members.m_init,
+            m_init=min(members.m_init, m_max),
             incarnation=FIRST_INCARNATION,
             speculation=request.speculation and (enrolled is None or not enrolled.compared),
             model=model.name,
             policy=verifier_policy(request),
             methods=() if enrolled is None else enrolled.guard.rules.methods,
             traffic_class="" if enrolled is None else enrolled.name,
+            logprobs=request.logprobs,
         )
         placement = Placement(plan, self._fleet, self._settings.patience)
         return SessionTask(
@@ -448,14 +452,18 @@ class Router:
         )
 
     def _plan(self, session: bytes, contract: Contract, prompt: tuple[int, ...], **members: Any) -> Plan:
-        """What is fixed for a session of this router, new or taken up."""
+        """What is fixed for a session of this router, new or taken up.
+
+        Its log and objects lie in the contract's scope. Its record does not, so that a router finds all of its own.
+        """
+        scope = None if isinstance(contract.scope, UnsetType) else contract.scope
         return Plan(
             session=session,
             contract=contract,
             prompt=prompt,
             router=self._instance,
-            commit_log=log_reference(self._cache, None, session),
-            objects=object_reference(self._cache, None, session, 1, 0, ObjectKind.TOKENS).removesuffix("1/0/tokens"),
+            commit_log=log_reference(self._cache, scope, session),
+            objects=object_reference(self._cache, scope, session, 1, 0, ObjectKind.TOKENS).removesuffix("1/0/tokens"),
             record=record_reference(self._cache, None, session),
             nonce=self._nonces.octets(8).hex(),
             jitter=0.5 + self._jitter.uniform() / 2,

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from sdcpd.protocol.messages import Event, Output, Sampling, SessionState
 from sdcpd.protocol.placement import Placement
 from sdcpd.protocol.placement_values import (
+    FIRST_EPOCH,
     Accepted,
     AskState,
     Assign,
@@ -44,6 +45,7 @@ from sdcpd.protocol.placement_values import (
 from sdcpd.protocol.retry_lane import Step
 from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.adoption import Claimed
+from sdcpd.roles.generation import Passage
 from sdcpd.roles.ports import (
     Appended,
     AppendOutcome,
@@ -100,6 +102,7 @@ class SessionTask:
         self.started_at = ports.clock.now()
         self._ports = ports
         self._settings = settings
+        self._drafter_switches = 0
         self._left = False
         self._stopped = False
         self._output = Changes()  # the copy grew, or the session ended
@@ -187,6 +190,12 @@ class SessionTask:
         if self._nursery is not None:
             self._do(self.placement.set_sampling(sampling, self._ports.clock.now()))
 
+    def passage(self) -> Passage:
+        """See generation.Generation. Verifiers do not tell yet what of a prompt they had in a cache."""
+        return Passage(
+            failovers=self.placement.epoch - FIRST_EPOCH, drafter_switches=self._drafter_switches, cached_tokens=0
+        )
+
     def pages(self) -> AsyncIterator[Output]:
         """See generation.Generation."""
         return Pages(self)
@@ -197,11 +206,20 @@ class SessionTask:
         ending = placement.ending
         if ending is None and self._stopped:
             ending = Ending(finish=Action.FAIL, reason="router_stopped")
-        tokens = placement.output.tokens(start, start + PAGE_TOKENS)
-        final = ending is not None and start + len(tokens) == len(placement.output)
+        output = placement.output
+        there = output.complete if ending is None else len(output)  # what is not complete now will not be any more
+        tokens = output.tokens(start, min(start + PAGE_TOKENS, there))
+        final = ending is not None and start + len(tokens) == len(output)
         if not tokens and not final:
             return None
-        page = Output(session=self.session, epoch=placement.epoch, from_=start, tokens=tokens, final=final)
+        page = Output(
+            session=self.session,
+            epoch=placement.epoch,
+            from_=start,
+            tokens=tokens,
+            final=final,
+            logprobs=output.entries(start, len(tokens)),
+        )
         if not final or ending is None:
             return page
         return replace(
@@ -222,6 +240,7 @@ class SessionTask:
         assert self._nursery is not None
         for step in steps:
             if isinstance(step, Moved):
+                self._drafter_switches += step.to is not None
                 self._ports.meters.count("reassignments_total", reason=step.reason)
                 self._log.info("session moved", reason=step.reason, to=step.to, round=self.round)
             elif isinstance(step, FailingOver):
@@ -245,9 +264,9 @@ class SessionTask:
                 outcome=repr(outcome.status if isinstance(outcome, Refused) else outcome.reason),
                 round=self.round,
             )
-        held = len(self.placement.output)
+        held = self.placement.output.complete
         steps = self.placement.outcome(action.call, outcome, self._ports.clock.now())
-        if len(self.placement.output) > held:
+        if self.placement.output.complete > held:
             self.pace.grew(len(self.placement.output), self._ports.clock.now())
             self._output.notify()
         self._do(steps)

@@ -453,6 +453,8 @@ def _check_repeat(known: Hosted, message: SessionOpen) -> None:
         raise Conflict("the session is open with another contract or prompt")
     if message.resume != known.opened.resume or message.commit_log != known.opened.commit_log:
         raise Conflict("the session is open with another commit_log or resume")
+    if message.logprobs != known.opened.logprobs:
+        raise Conflict("the session is open with another sdcpd_logprobs")
 
 
 def _check_same_session(in_path: bytes, in_body: bytes) -> None:

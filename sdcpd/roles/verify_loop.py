@@ -95,7 +95,7 @@ class VerifyLoop:
         clock = self._ports.clock
         started = clock.now()
         self.pass_began_at = started
-        rows = await self._engine.run_pass([*judged, *mix.spans[len(judged) :]])
+        rows = await self._engine.run_pass([*judged, *(hosted[key].telling(span) for key, span in mix.prefills)])
         ended = clock.now()
         self.pass_began_at = None
         self.passes += 1
@@ -106,5 +106,5 @@ class VerifyLoop:
         load = self._load()
         for (session, work), answer in zip(works, rows[: len(works)], strict=True):
             session.scored(work, answer, load)
-        for key, span in mix.prefills:
-            hosted[key].ran_prefill(len(span.tokens))
+        for (key, span), answer in zip(mix.prefills, rows[len(works) :], strict=True):
+            hosted[key].ran_prefill(len(span.tokens), answer)

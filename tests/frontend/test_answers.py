@@ -2,16 +2,21 @@
 
 import json
 
+import msgspec
+
 from sdcpd.frontend.answers import (
     ChatShape,
+    ChoiceFigures,
+    Finished,
     TextShape,
     metrics_of,
     model_body,
     model_list_body,
     usage_of,
 )
+from sdcpd.frontend.reply import Delta
 from sdcpd.protocol.messages import SpeculationStats
-from sdcpd.roles.generation import ModelCard
+from sdcpd.roles.generation import ModelCard, Passage
 from tests.support.frontend import STATS
 
 HEAD = {"id": "x-1", "created": 7, "model": "m"}
@@ -19,7 +24,8 @@ USAGE = {
     "prompt_tokens": 3,
     "completion_tokens": 4,
     "total_tokens": 7,
-    "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+    "prompt_tokens_details": {"cached_tokens": 0},
+    "completion_tokens_details": {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 12},
 }
 METRICS = {
     "speculative_decoding": {
@@ -30,13 +36,24 @@ METRICS = {
         "mean_acceptance_length": 3.0,
         "draft_acceptance_rate": 0.4,
         "acceptance_histogram": [1, 1, 0, 1, 1],
+        "num_self_decoded_tokens": 1,
+        "drafter_switches": 0,
+        "failovers": 0,
     }
 }
 
 
+def figures(
+    completion_tokens: int = 4, stats: SpeculationStats | None = STATS, passage: Passage | None = None
+) -> ChoiceFigures:
+    return ChoiceFigures(completion_tokens=completion_tokens, stats=stats, passage=passage or Passage())
+
+
 def test_a_whole_chat() -> None:
     shape = ChatShape("x-1", 7, "m", include_usage=False)
-    assert json.loads(shape.whole("héllo", "stop", usage_of(3, 4), metrics_of(STATS))) == {
+    assert json.loads(
+        shape.whole([Finished(Delta("héllo"), "stop")], usage_of(3, [figures()]), metrics_of([figures()]))
+    ) == {
         **HEAD,
         "object": "chat.completion",
         "choices": [
@@ -54,7 +71,7 @@ def test_a_whole_chat() -> None:
 
 def test_a_whole_text() -> None:
     shape = TextShape("x-1", 7, "m", include_usage=False)
-    assert json.loads(shape.whole("hi", "length", usage_of(3, 4), None)) == {
+    assert json.loads(shape.whole([Finished(Delta("hi"), "length")], usage_of(3, [figures()]), None)) == {
         **HEAD,
         "object": "text_completion",
         "choices": [{"index": 0, "text": "hi", "logprobs": None, "finish_reason": "length"}],
@@ -64,9 +81,9 @@ def test_a_whole_text() -> None:
 
 def test_chunks_of_a_chat() -> None:
     shape = ChatShape("x-1", 7, "m", include_usage=False)
-    first = shape.first()
+    first = shape.first(0)
     assert first is not None
-    chunks = [json.loads(chunk) for chunk in (first, shape.piece("hi"), shape.last("stop"))]
+    chunks = [json.loads(chunk) for chunk in (first, shape.piece(0, Delta("hi")), shape.last(0, "stop"))]
     for chunk, delta, finish in zip(
         chunks, [{"role": "assistant", "content": ""}, {"content": "hi"}, {}], [None, None, "stop"], strict=True
     ):
@@ -80,13 +97,13 @@ def test_chunks_of_a_chat() -> None:
 def test_chunks_with_usage() -> None:
     """Every chunk says null, one more without choices says it all."""
     shape = TextShape("x-1", 7, "m", include_usage=True)
-    assert json.loads(shape.piece("hi")) == {
+    assert json.loads(shape.piece(0, Delta("hi"))) == {
         **HEAD,
         "object": "text_completion",
         "choices": [{"index": 0, "text": "hi", "logprobs": None, "finish_reason": None}],
         "usage": None,
     }
-    assert json.loads(shape.usage(usage_of(3, 4), metrics_of(STATS))) == {
+    assert json.loads(shape.usage(usage_of(3, [figures()]), metrics_of([figures()]))) == {
         **HEAD,
         "object": "text_completion",
         "choices": [],
@@ -96,12 +113,40 @@ def test_chunks_with_usage() -> None:
 
 
 def test_rates_that_do_not_exist_are_null() -> None:
-    metrics = metrics_of(SpeculationStats(rounds=3, drafts=0, draft_tokens=0, accepted_tokens=0))
+    metrics = metrics_of([figures(stats=SpeculationStats(rounds=3, drafts=0, draft_tokens=0, accepted_tokens=0))])
     assert metrics is not None
     assert metrics.speculative_decoding.num_rounds == 3
     assert metrics.speculative_decoding.mean_acceptance_length is None
     assert metrics.speculative_decoding.draft_acceptance_rate is None
-    assert metrics_of(None) is None
+    assert metrics_of([figures(stats=None)]) is None
+
+
+def test_figures_of_several_choices_are_added_up() -> None:
+    short = SpeculationStats(rounds=2, drafts=2, draft_tokens=3, accepted_tokens=2, accepted_histogram=(0, 2))
+    passage = Passage(failovers=1, drafter_switches=2, cached_tokens=2)
+    both = [figures(4, STATS, passage), figures(5, short, passage)]
+    metrics = metrics_of(both)
+    assert metrics is not None
+    told = metrics.speculative_decoding
+    assert (told.num_rounds, told.num_spec_steps, told.num_draft_tokens, told.num_accepted_draft_tokens) == (
+        7,
+        6,
+        23,
+        10,
+    )
+    assert told.acceptance_histogram == (1, 3, 0, 1, 1)
+    assert (told.mean_acceptance_length, told.failovers, told.drafter_switches) == (1 + 10 / 6, 2, 4)
+    usage = usage_of(3, both, 2)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 9, 12)
+    assert usage.prompt_tokens_details.cached_tokens == 2  # one prompt
+    assert usage_of(6, both).prompt_tokens_details.cached_tokens == 4  # two prompts
+
+
+def test_details_that_are_not_known_of_all_are_left_out() -> None:
+    """A stop string ends a session before its verifier's account of it comes."""
+    assert "completion_tokens_details" not in json.loads(
+        msgspec.json.encode(usage_of(3, [figures(), figures(1, None)]))
+    )
 
 
 def test_models() -> None:

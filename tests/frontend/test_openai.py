@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from sdcpd.drafting.traffic_class import RequestFacts
 from sdcpd.frontend.chat_template import ChatMessage
 from sdcpd.frontend.errors import ApiError
 from sdcpd.frontend.openai import Ask, Conversation, SamplingWish, new_tokens, read_chat, read_completion
+from sdcpd.frontend.speculation import SpeculationWish
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "hi"}
@@ -34,9 +36,10 @@ def refused(completion: bool = False, **fields: Any) -> ApiError:
 
 def test_what_is_absent_is_greedy_and_whole() -> None:
     ask = chat()
-    assert ask.source == Conversation((ChatMessage("user", "hi"),), {})
-    assert (ask.max_new, ask.stop_strings, ask.stop_tokens, ask.stream, ask.speculation) == (None, (), (), False, True)
-    assert text().source == "hi"
+    assert (ask.n, ask.speculation) == (1, SpeculationWish())
+    assert ask.sources == (Conversation((ChatMessage("user", "hi"),), {}),)
+    assert (ask.max_new, ask.stop_strings, ask.stop_tokens, ask.stream) == (None, (), (), False)
+    assert text().sources == ("hi",)
 
 
 def test_what_is_honoured() -> None:
@@ -57,10 +60,11 @@ def test_what_is_honoured() -> None:
         True,
         True,
         True,
-        False,
+        SpeculationWish(enabled=False),
     )
-    assert isinstance(ask.source, Conversation)
-    assert ask.source.variables == {"enable_thinking": False}
+    (source,) = ask.sources
+    assert isinstance(source, Conversation)
+    assert source.variables == {"enable_thinking": False}
     assert text(stop="x").stop_strings == ("x",)
 
 
@@ -81,8 +85,6 @@ def test_what_is_honoured() -> None:
         {"logit_bias": {}},
         {"response_format": {"type": "text"}},
         {"n": 1},
-        {"user": "u"},
-        {"metadata": {"a": "b"}},
         {"store": False},
         {"tools": []},
         {"tool_choice": "auto"},
@@ -108,13 +110,20 @@ def test_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
         ({"temperature": 1, "top_p": 0.95}, SamplingWish(temperature_milli=1000, top_p_milli=950)),
         ({"temperature": 1, "top_p": 0}, SamplingWish(temperature_milli=1000, top_p_milli=0)),
         ({"temperature": 1, "seed": 7}, SamplingWish(temperature_milli=1000, seed=7)),
-        ({"temperature": 1, "seed": -1}, SamplingWish(temperature_milli=1000, seed=2**64 - 1)),
+        ({"temperature": 1, "seed": -1}, SamplingWish(temperature_milli=1000, seed=-1)),
         ({"temperature": 0, "seed": 7, "top_k": 3, "top_p": 0.5}, SamplingWish()),
     ],
 )
 def test_sampling_is_honoured(fields: dict[str, Any], wish: SamplingWish) -> None:
     assert chat(**fields).sampling == wish
     assert text(**fields).sampling == wish
+
+
+def test_user_and_metadata_are_for_traffic_classes() -> None:
+    facts = RequestFacts(user="u", metadata=(("tag", "code"), ("team", "blue")))
+    assert chat(user="u", metadata={"tag": "code", "team": "blue"}).facts == facts
+    assert chat().facts == RequestFacts()
+    assert refused(metadata={str(number): "" for number in range(17)}).param == "metadata"
 
 
 def test_null_is_absent_everywhere() -> None:
@@ -144,7 +153,9 @@ def test_null_is_absent_everywhere() -> None:
         ({"seed": 1.0}, "seed"),
         ({"seed": True}, "seed"),
         ({"seed": 2**63}, "seed"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 1.5}, "n"),
         ({"n": True}, "n"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"frequency_penalty": False}, "frequency_penalty"),
@@ -152,7 +163,6 @@ def test_null_is_absent_everywhere() -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"min_tokens": 3}, "min_tokens"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"store": True}, "store"),
@@ -181,6 +191,11 @@ def test_null_is_absent_everywhere() -> None:
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"speculation": True}, "speculation"),
         ({"speculation": "maybe"}, "speculation"),
+        ({"speculation": {"enabled": "no"}}, "speculation.enabled"),
+        ({"speculation": {"m_max": 0}}, "speculation.m_max"),
+        ({"speculation": {"m_max": 65}}, "speculation.m_max"),
+        ({"speculation": {"class": ""}}, "speculation.class"),
+        ({"speculation": {"stat": True}}, "speculation.stat"),
         ({"model": 5}, "model"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
@@ -219,10 +234,12 @@ def test_what_is_not_served_is_named(fields: dict[str, Any], param: str) -> None
         ({"best_of": 2}, "best_of"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
-        ({"prompt": [1, "a"]}, "prompt"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"prompt": [1, "a"]}, "prompt[0]"),
+        ({"prompt": ["a", [1, -1]]}, "prompt[1]"),
+        ({"prompt": ["a", "b"], "n": 65}, "n"),
+        ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": [1, True]}, "prompt"),
         ({"prompt": [1.0]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
@@ -238,18 +255,19 @@ def test_what_is_not_served_in_text_completions_is_named(fields: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("fields", "source"),
+    ("fields", "sources"),
     [
-        ({"prompt": "a"}, "a"),
-        ({"prompt": ["a"]}, "a"),
-        ({"prompt": [1, 2]}, (1, 2)),
-        ({"prompt": [[1, 2]]}, (1, 2)),
-        ({"prompt": []}, ()),
-        ({"best_of": 1, "echo": False, "suffix": ""}, "hi"),
+        ({"prompt": "a"}, ("a",)),
+        ({"prompt": ["a"]}, ("a",)),
+        ({"prompt": [1, 2]}, ((1, 2),)),
+        ({"prompt": [[1, 2]]}, ((1, 2),)),
+        ({"prompt": ["a", [1, 2], "b"], "n": 2}, ("a", (1, 2), "b")),
+        ({"prompt": []}, ((),)),
+        ({"best_of": 1, "echo": False, "suffix": ""}, ("hi",)),
     ],
 )
-def test_prompts(fields: dict[str, Any], source: object) -> None:
-    assert text(**fields).source == source
+def test_prompts(fields: dict[str, Any], sources: object) -> None:
+    assert text(**fields).sources == sources
 
 
 def test_unknown_fields_come_with_the_nearest_name() -> None:
@@ -300,8 +318,9 @@ def test_roles_and_parts() -> None:
             {"role": "assistant", "content": "d", "refusal": None, "tool_calls": None, "annotations": []},
         ]
     )
-    assert isinstance(ask.source, Conversation)
-    assert ask.source.messages == (
+    (source,) = ask.sources
+    assert isinstance(source, Conversation)
+    assert source.messages == (
         ChatMessage("system", "a"),
         ChatMessage("user", "b\nc"),
         ChatMessage("assistant", "d"),

@@ -22,7 +22,7 @@ def reply_of(
     reply = Reply(TEXT.detokenizer(), StopScanner(stops), frozenset(stop_tokens))
     texts = []
     for one in pages:
-        texts.append(reply.take(one))
+        texts.append(reply.take(one).text)
         if reply.settled:
             break
     return reply, texts

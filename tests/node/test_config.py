@@ -31,7 +31,8 @@ def write(tmp_path: Path, model: Path) -> Callable[[str], Path]:
 
     def write_file(text: str = "", roles: str = '["router", "verifier", "cache"]', single_node: str = "true") -> Path:
         path = tmp_path / "sdcpd.toml"
-        path.write_text(f'roles = {roles}\n[node]\nsingle_node = {single_node}\n[engine]\nmodel = "{model}"\n{text}\n')
+        common = f"[node]\nsingle_node = {single_node}\n[frontend]\ninsecure_loopback = true\n"
+        path.write_text(f'roles = {roles}\n{common}[engine]\nmodel = "{model}"\n{text}\n')
         return path
 
     return write_file
@@ -232,7 +233,9 @@ def test_logs_beside_their_verifier_are_asked_for(write: Callable[..., Path]) ->
 
 def test_a_verifier_needs_a_model(write: Callable[..., Path], tmp_path: Path) -> None:
     bare = tmp_path / "bare.toml"
-    bare.write_text('roles = ["router", "verifier", "cache"]\nnode.single_node = true\n')
+    bare.write_text(
+        'roles = ["router", "verifier", "cache"]\nnode.single_node = true\n[frontend]\ninsecure_loopback = true'
+    )
     assert faults(bare) == ['engine: is missing; the verifier runs a model. Add [engine] with model = "/path/to/it".']
     path = write()
     assert "is no folder" in faults(path, f"engine.model={tmp_path / 'none'}")[0]
@@ -260,6 +263,22 @@ def test_places_of_the_node(write: Callable[..., Path]) -> None:
     assert faults(path, "node.base_uri=127.0.0.1:8470")[0].startswith("node.base_uri: ")
     assert faults(path, "node.state_dir=state")[0].startswith("node.state_dir: is 'state', not an absolute path")
     assert "more than 107 octets" in faults(path, f"node.runtime_dir=/{'x' * 100}")[0]
+
+
+def test_the_client_port_is_plain_only_where_somebody_says_so(write: Callable[..., Path]) -> None:
+    path = write()
+    tls = 'frontend.tls={ certificate = "/c.pem", key = "/k.pem" }'
+    (fault,) = faults(path, "frontend.insecure_loopback=false")
+    assert fault.startswith("frontend.tls: is missing: keys, prompts and answers")
+    assert faults(path, tls) == [
+        "frontend.insecure_loopback: is true together with [frontend.tls]. Remove one of them."
+    ]
+    load_config(path, ["frontend.insecure_loopback=false", tls, "frontend.keys=/k", "frontend.listen=0.0.0.0:443"])
+    (fault,) = faults(path, "frontend.insecure_loopback=false", tls, "frontend.listen=0.0.0.0:443")
+    assert "name a file of API keys (keys), or set allow_non_loopback" in fault
+    (fault,) = faults(path, "frontend.listen=0.0.0.0:80", "frontend.allow_non_loopback=true")
+    assert fault.startswith("frontend.listen: is 0.0.0.0:80, which is not on loopback")
+    assert faults(path, "frontend.keys=keys.toml")[0].startswith("frontend.keys: is 'keys.toml', not an absolute path")
 
 
 def test_models_for_clients(write: Callable[..., Path], model: Path) -> None:

@@ -88,7 +88,7 @@ def test_an_answer_and_its_figures(server: Server) -> None:
         "max_tokens": 9,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "speculation": "on",
+        "speculation": {"enabled": True, "stats": True},
     }
 
 
@@ -97,7 +97,7 @@ def test_speculation_off_is_asked_for(server: Server) -> None:
     server.event({"choices": [], "usage": USAGE})
     server.event("[DONE]")
     answer = put(server, speculation=False)
-    assert server.bodies[0]["speculation"] == "off"
+    assert server.bodies[0]["speculation"] == {"enabled": False, "stats": True}
     assert (answer.rounds, answer.mean_acceptance_length, answer.tokens_per_s) == (0, None, 0.0)
 
 

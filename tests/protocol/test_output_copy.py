@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
+from sdcpd.protocol.logprobs import pack_entry
 from sdcpd.protocol.messages import Output
 from sdcpd.protocol.output_copy import OutputCopy, PageFault
 from sdcpd.protocol.terms import Action
@@ -55,6 +57,39 @@ def test_nothing_follows_the_final_page() -> None:
     assert copy.take(last, 100) is None, "a repeat adds nothing"
     assert copy.take(page(3, 8), 100) is PageFault.CHANGED
     assert (copy.tokens(0), copy.final) == ((5, 6, 7), last)
+
+
+def entry(token: int) -> bytes:
+    return pack_entry([(token, -1.0), (3, -0.5)])
+
+
+def test_what_came_from_a_log_is_complete_once_its_entries_are_told() -> None:
+    """Decision 114: after a failover pages are read from the first token without an entry on."""
+    copy = OutputCopy(SESSION, 1, CONTRACT, PROMPT, logprobs=1)
+    assert copy.take(page(0, 5, 6, logprobs=(entry(5), entry(6))), 100) is None
+    assert copy.resume((5, 6, 7, 8)) is None
+    assert (len(copy), copy.complete) == (4, 2)
+    copy.move(2)
+    assert copy.take(page(3, 8, epoch=2, logprobs=(entry(8),)), 100) is PageFault.GAP
+    assert copy.take(page(1, 6, 7, epoch=2, logprobs=(entry(6), entry(7))), 100) is None
+    assert (len(copy), copy.complete) == (4, 3)
+    assert copy.take(page(3, 8, 9, epoch=2, logprobs=(entry(8), entry(9))), 100) is None
+    assert copy.entries(0, 5) == tuple(map(entry, (5, 6, 7, 8, 9)))
+    assert copy.digest == chain(CONTRACT, PROMPT, (5, 6, 7, 8, 9))[-1]
+
+
+@pytest.mark.parametrize("entries", [(), (entry(5),), (entry(5), entry(5)), (entry(5), entry(6) + bytes(8))])
+def test_entries_of_other_tokens_are_a_breach(entries: tuple[bytes, ...]) -> None:
+    copy = OutputCopy(SESSION, 1, CONTRACT, PROMPT, logprobs=1)
+    assert copy.take(page(0, 5, 6, logprobs=entries), 100) is PageFault.LOGPROBS
+    assert PageFault.LOGPROBS.breach
+
+
+def test_a_verifier_that_knows_no_logprobs_tells_none() -> None:
+    copy = OutputCopy(SESSION, 1, CONTRACT, PROMPT, logprobs=1)
+    assert copy.take(page(0, 5, 6), 100) is None
+    assert (copy.complete, copy.entries(0, 2)) == (2, (b"", b""))
+    assert filled().entries(0, 2) is UNSET, "nobody asked"
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=4), st.booleans()), max_size=12))

@@ -7,15 +7,17 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from sdcpd.engine.spans import Told
 from sdcpd.protocol.commit_log import FenceRecord, write_record
 from sdcpd.protocol.encoding import encode_tokens
 from sdcpd.protocol.log_history import History, read_history
 from sdcpd.protocol.messages import Resume, SessionState, Verdict
 from sdcpd.protocol.problems import Conflict, IllFormed, Overloaded, StaleEpoch
 from sdcpd.protocol.terms import State
+from sdcpd.roles.told_rows import ROWS_AT_ONCE
 from tests.roles.test_verifier import DRAFTER_PEER, PLAIN, ROUTER_PEER, Stand, drive, next_proposal, running
-from tests.support.messages import CACHE, LOG, SESSION, VERIFIER, assignment, session_open
-from tests.support.toy_engine import greedy
+from tests.support.messages import CACHE, LOG, SESSION, VERIFIER, assignment, contract, session_open
+from tests.support.toy_engine import entry_of, greedy, next_logits
 
 PROMPT = (1, 1, 1)
 TOKENS_REF = f"{CACHE}v1/s/-/o/AAECAwQFBgcICQoLDA0ODw/2/0/tokens"
@@ -197,3 +199,30 @@ async def _quiet(stand: Stand) -> None:
         state = await stand.open()
         await stand.draft()
         await drive(stand, state, wrong_at=None)
+
+
+async def test_log_probabilities_of_what_others_committed_are_told_anew(autojump_clock: MockClock) -> None:
+    """Decision 114: by the rows of the prefill, before the open is answered; more than one pass may have of them."""
+    count = ROWS_AT_ONCE + 20
+    long = contract(stop=(2,), max_new=count + 30)
+    async with running() as first, running() as second:
+        second.logs.logs, second.logs.objects = first.logs.logs, first.logs.objects
+        await first.open(long, logprobs=2)
+        ordered = assignment(contract=long, drafter=VERIFIER, seq=1)
+        await first.verifier.name_drafter(ROUTER_PEER, SESSION, ordered)
+        while (await first.verifier.session_state(ROUTER_PEER, SESSION)).committed < count:
+            await trio.sleep(0.005)
+        first.logs.logs[LOG] += write_record(FenceRecord(epoch=2, by="r#n"))
+        history = read_history(first.logs.logs[LOG], long, PROMPT)
+        first.logs.objects[TOKENS_REF] = encode_tokens(history.tokens)
+        await second.open(long, epoch=2, resume=resume_of(history), logprobs=2)
+        page = await second.verifier.read_output(ROUTER_PEER, SESSION, 0, 1.0)
+        known = (*PROMPT, *page.tokens)
+        assert len(page.tokens) == len(history.tokens) >= count
+        assert page.logprobs == tuple(
+            entry_of(next_logits(known[: len(PROMPT) + place]), token, 2) for place, token in enumerate(page.tokens)
+        )
+        told = [span.rows for spans in second.engine.passes for span in spans if isinstance(span.judge, Told)]
+        assert (sum(told), max(told)) == (len(history.tokens), ROWS_AT_ONCE)
+        with pytest.raises(Conflict, match="sdcpd_logprobs"):
+            await second.open(long, epoch=2, resume=resume_of(history), logprobs=3)

@@ -12,12 +12,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from sdcpd.frontend.api import FrontendApp
 from sdcpd.frontend.chat_template import ChatTemplate
+from sdcpd.frontend.keys import KeyRing
 from sdcpd.frontend.ports import FrontendPorts
 from sdcpd.frontend.settings import FrontendSettings
 from sdcpd.frontend.text import ModelText
 from sdcpd.protocol.messages import Output, SpeculationStats
 from sdcpd.protocol.terms import Action
-from sdcpd.roles.generation import GenerationRefused, GenerationRequest, ModelCard
+from sdcpd.roles.generation import GenerationRefused, GenerationRequest, ModelCard, Passage
 from tests.support.ports import CountingMeters, InlineWorkers, SeededRandomness, TrioClock
 
 SESSION = bytes(range(16))
@@ -94,6 +95,9 @@ class ScriptedGeneration:
     def __init__(self, script: Sequence[Step]) -> None:
         self._script = script
         self.finished = False
+
+    def passage(self) -> Passage:
+        return Passage(failovers=1, drafter_switches=2)
 
     async def pages(self) -> AsyncIterator[Output]:
         for step in self._script:
@@ -194,6 +198,7 @@ def make_world(
     *,
     settings: FrontendSettings | None = None,
     text: ModelText | None = None,
+    keys: KeyRing | None = None,
     **card: int,
 ) -> World:
     generations = FakeGenerations(script, **card)
@@ -203,6 +208,7 @@ def make_world(
         make_ports(meters),
         generations,
         {"m": text if text is not None else model_text()},
+        keys,
     )
     return World(generations, meters, app)
 

@@ -7,11 +7,14 @@ leaves a hole, keeps a rejected token or starts at the wrong position gets a wro
 import math
 from collections.abc import Callable, Sequence
 
-from sdcpd.engine.spans import Drawn, EngineInfo, Kept, Row, Sampled, Shelf, Span, Weighed
+from msgspec.structs import replace
+
+from sdcpd.engine.spans import Drawn, EngineInfo, Kept, Row, Sampled, Shelf, Span, Told, Weighed
 from sdcpd.protocol.acceptance import accept_speculative, draw_each
 from sdcpd.protocol.distributions import target_masses
 from sdcpd.protocol.draft_rows import ids_of, row_of, values_of
 from sdcpd.protocol.draws import RoundDraws
+from sdcpd.protocol.logprobs import pack_entry
 from sdcpd.roles.ports import Clock
 
 VOCABULARY = 50
@@ -123,19 +126,20 @@ class ToyEngine:
         finite = span.sequence not in self._poisoned
         if span.judge is not None and not finite:
             return (Row(token=0, margin=0.0, finite=False),)
-        if span.judge is not None:
-            rows = [self._logits(kv[: place + 1]) for place in range(len(kv) - span.rows, len(kv))]
-            return self._judged(span, rows)
         first = len(kv) - span.rows
-        return tuple(
-            Row(token=self._target(kv[: place + 1]), margin=1.0, finite=finite) for place in range(first, len(kv))
-        )
+        logits = [self._logits(kv[: place + 1]) for place in range(first, len(kv))] if _needs_logits(span) else []
+        if span.judge is not None:
+            return _with_logprobs(self._judged(span, logits), logits, span.logprobs)
+        rows = [Row(token=self._target(kv[: place + 1]), margin=1.0, finite=finite) for place in range(first, len(kv))]
+        return _with_logprobs(rows, logits, span.logprobs)
 
     def _judged(self, span: Span, logits: list[list[float]]) -> tuple[Row, ...]:
         match span.judge:
             case Kept(shelf=shelf):
-                shelf.logits = logits
+                shelf.logits, shelf.logprobs = logits, span.logprobs
                 return ()
+            case Told(tokens=following):
+                return tuple(map(_sampled, following))
             case Drawn(profile=profile, uniforms=uniforms):
                 masses = [target_masses(row, profile) for row in logits]
                 return tuple(map(_sampled, draw_each(masses, RoundDraws((), uniforms))))
@@ -149,7 +153,27 @@ class ToyEngine:
     async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
         await self._clock.sleep_until(self._clock.now())
         assert isinstance(shelf.logits, list)
-        return _weigh(shelf.logits, tokens, weighed)
+        return _with_logprobs(_weigh(shelf.logits, tokens, weighed), shelf.logits, shelf.logprobs)
+
+
+def _needs_logits(span: Span) -> bool:
+    return span.judge is not None or span.logprobs is not None
+
+
+def entry_of(logits: Sequence[float], token: int, alternatives: int) -> bytes:
+    """Log-probabilities of one token, the slow and obvious way (decision 114)."""
+    total = math.log(sum(map(math.exp, logits)))
+    best = sorted(range(len(logits)), key=lambda one: (-logits[one], one))[:alternatives]
+    return pack_entry([(one, logits[one] - total) for one in (token, *best)])
+
+
+def _with_logprobs(rows: Sequence[Row], logits: list[list[float]], alternatives: int | None) -> tuple[Row, ...]:
+    if alternatives is None:
+        return tuple(rows)
+    return tuple(
+        replace(row, logprobs=entry_of(values, row.token, alternatives))
+        for row, values in zip(rows, logits, strict=False)
+    )
 
 
 def _drafted(masses: list[int], uniform: float) -> Row:

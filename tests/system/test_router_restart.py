@@ -41,6 +41,7 @@ class Reader:
     def __init__(self, cluster: Cluster, session: bytes) -> None:
         self.session = session
         self.tokens: list[int] = []
+        self.entries: list[bytes] = []  # of log-probabilities, where the session has them
         self.final: Output | None = None
         self._epoch = 0
         self._peers = PeerClient(
@@ -56,6 +57,7 @@ class Reader:
                 assert page.epoch >= self._epoch, "an epoch stepped back"
                 self._epoch = page.epoch
                 self.tokens += page.tokens
+                self.entries += page.logprobs if isinstance(page.logprobs, tuple) else ()
                 self.final = page if page.final else None
                 return page
             if isinstance(page, Refusal):
@@ -77,9 +79,11 @@ class Reader:
         assert self.tokens == greedy(PROMPT, LENGTH)
 
 
-async def abandoned(cluster: Cluster, at: int, *, speculation: bool = True) -> Reader:
+async def abandoned(cluster: Cluster, at: int, *, speculation: bool = True, logprobs: int | None = None) -> Reader:
     """A session whose router is killed once `at` tokens are there, and one who had read them."""
-    request = GenerationRequest(model=MODEL, prompt=PROMPT, max_new=LENGTH, stop=(), speculation=speculation)
+    request = GenerationRequest(
+        model=MODEL, prompt=PROMPT, max_new=LENGTH, stop=(), speculation=speculation, logprobs=logprobs
+    )
     async with cluster.router.generation(request) as generation:
         reader = Reader(cluster, generation.session)
         await reader.read(until=at)

@@ -159,7 +159,6 @@ def _request(
         temperature_milli=sampling.temperature_milli,
         top_k=sampling.top_k,
         top_p_milli=sampling.top_p_milli,
-        seed=None if sampling.seed is None else choice_seed(sampling.seed, choice),
     )
 
 

@@ -21,14 +21,14 @@ failovers in a row brought no round is given up, so that a poisonous request can
 from enum import Enum
 from typing import Final
 
-from msgspec import Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from sdcpd.protocol.commit_log import EndRecord, FenceRecord, write_record
 from sdcpd.protocol.directory import read_directory_record
 from sdcpd.protocol.encoding import encode_tokens
 from sdcpd.protocol.fleet import Fleet, Instance, VerifierNeed
 from sdcpd.protocol.log_history import History, LogEnding, read_history
-from sdcpd.protocol.messages import Resume, SessionState
+from sdcpd.protocol.messages import Resume, Sampling, SessionState
 from sdcpd.protocol.output_copy import OutputCopy
 from sdcpd.protocol.placement_values import (
     FIRST_EPOCH,
@@ -83,20 +83,24 @@ class Stage(Enum):
 
 
 class Resumable(Struct, frozen=True):
-    """Our fence stands and the tokens are published: open the session there, at this epoch."""
+    """Our fence stands and the tokens are published: open the session there, at this epoch. `sampling` is the profile
+    that the log names last."""
 
     verifier: str
     boot: bytes | None
     epoch: int
     resume: Resume
+    sampling: Sampling | UnsetType = UNSET
 
 
 class Adopted(Struct, frozen=True):
-    """The session lives at `verifier`, at the log's epoch. `follow`: another router cares for it."""
+    """The session lives at `verifier`, at the log's epoch. `follow`: another router cares for it. `sampling` is the
+    profile that the log names last."""
 
     verifier: str
     state: SessionState
     follow: bool
+    sampling: Sampling | UnsetType = UNSET
 
 
 class Over(Struct, frozen=True):
@@ -316,7 +320,7 @@ class Failover:
         epoch = max(history.epoch if history is not None else 0, FIRST_EPOCH)
         if isinstance(outcome, SessionState) and outcome.epoch == epoch:
             self.stop()
-            return Adopted(verifier, outcome, follow)
+            return Adopted(verifier, outcome, follow, UNSET if history is None else history.sampling)
         opening = isinstance(outcome, Refused) and outcome.status == 503
         if opening or (passing(outcome) and self.lane.tries < self._patience.tries):
             self.lane.wait(now, retry_after_s(outcome))  # it may be on its way there (503), or was only not heard
@@ -381,7 +385,7 @@ class Failover:
             digest=history.digest,
             committed_tokens=self._tokens_ref(history),
         )
-        return Resumable(chosen.uri, chosen.boot, self._epoch, resume)
+        return Resumable(chosen.uri, chosen.boot, self._epoch, resume, history.sampling)
 
     def _tokens_ref(self, history: History) -> str:
         return f"{self._plan.objects}{self._epoch}/{history.round}/tokens"

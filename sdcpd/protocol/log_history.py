@@ -6,11 +6,11 @@ contract and the prompt to the last commit. A chain that breaks is a fault of th
 to go on from.
 """
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from sdcpd.protocol import digests
 from sdcpd.protocol.commit_log import CommitRecord, FenceRecord, LogView, log_tag, read_records, view
-from sdcpd.protocol.messages import Contract, SpeculationStats
+from sdcpd.protocol.messages import Contract, Sampling, SpeculationStats
 from sdcpd.protocol.problems import IllFormed
 from sdcpd.protocol.round_counts import RoundCounts
 from sdcpd.protocol.terms import TOKEN_LIMIT, Action
@@ -48,6 +48,12 @@ class History(Struct, frozen=True):
     @property
     def last(self) -> CommitRecord | None:
         return self.commits[-1] if self.commits else None
+
+    @property
+    def sampling(self) -> Sampling | UnsetType:
+        """The profile that replaced the contract's last, UNSET if none did (85)."""
+        told = [one.ctl.sampling for one in self.commits if one.ctl is not UNSET and one.ctl.sampling is not UNSET]
+        return told[-1] if told else UNSET
 
     @property
     def round(self) -> int:

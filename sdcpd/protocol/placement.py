@@ -353,20 +353,20 @@ class Placement:
 
     def _recover(self, result: Result | None, now: float) -> None:
         match result:
-            case Resumable(verifier=verifier, boot=boot, epoch=epoch, resume=resume):
+            case Resumable(verifier=verifier, boot=boot, epoch=epoch, resume=resume, sampling=sampling):
                 self._watch.moved(verifier, boot, now, unsure=verifier == self.verifier)
                 self.verifier, self.epoch = verifier, epoch
                 self.round = max(self.round, resume.round)
                 self._assignments.moved(resume.round)
-                self._policies.reopened(verifier, resume.round)
+                self._policies.reopened(verifier, resume.round, sampling)
                 self._unprofitable, self._naming.may_self_decode, self._follows = False, True, False
                 self._reader.move(verifier, epoch)
                 self.phase = Phase.OPENING
                 self._opening.resume(result, now)
-            case Adopted(verifier=verifier, state=state, follow=follow):
+            case Adopted(verifier=verifier, state=state, follow=follow, sampling=sampling):
                 self._watch.found(verifier, now)
                 if not follow:
-                    self._policies.reopened(verifier, state.round)
+                    self._policies.found(verifier, state.round, sampling)
                 self.verifier = verifier
                 if state.epoch > self.epoch:
                     self.epoch = state.epoch

@@ -3,7 +3,11 @@
 A seed of rule 2 is for the verifier alone, since a drafter that knows it knows the draws (decision 18): it stands
 neither in the contract nor in assignments, but in a policy for round 1, which must be in force before any drafter is
 named. Later changes go out at once for the next round; where that comes too late the verifier says so, and the next try
-is for sixteen rounds further on. A newer change replaces one that is still on its way.
+is for sixteen rounds further on. A newer change replaces one that is still on its way, and is never for an earlier
+round than one that may be pending: that one would take its place again.
+
+A router that takes a session up knows from the directory what the session began with, and from its log what has become
+of that: the log is believed, or a profile that was replaced long ago would return.
 """
 
 from typing import Final
@@ -31,6 +35,8 @@ class PolicyLane:
         self._first_round = 1
         self._verifier = plan.verifier
         self._refused = False
+        self._changed = False  # somebody asked here for another profile
+        self._latest = 0  # the highest from_round that this verifier may have taken a policy for
 
     def holds_back(self, now: float) -> bool:
         """Whether naming has to wait for the first policy; sends it."""
@@ -38,13 +44,22 @@ class PolicyLane:
             self._send(self._first_round, now)
         return self._first_due
 
-    def reopened(self, verifier: str, round_: int) -> None:
+    def reopened(self, verifier: str, round_: int, logged: Sampling | UnsetType = UNSET) -> None:
         """Another verifier took the session over after `round_`: it is told the profile before anybody is named (92).
-        Call it before the next naming."""
+        `logged` is the one that the log names last. Call it before the next naming."""
         self.lane.clear()
         self._verifier = verifier
-        self._first_round = round_ + 1
+        if logged is not UNSET and not self._changed:
+            self.wanted = logged
+        self._first_round, self._latest = round_ + 1, 0
         self._first_due = self.wanted is not UNSET
+
+    def found(self, verifier: str, round_: int, logged: Sampling | UnsetType = UNSET) -> None:
+        """The session was found alive at `verifier`. Once a round is decided there it has all that it was told."""
+        self.reopened(verifier, round_, logged)
+        if round_ > 0 and not self._changed:
+            self._first_due = False
+            self._latest = round_ + ROUNDS_AHEAD  # it may have been told what the log does not name yet
 
     @property
     def refused(self) -> bool:
@@ -56,6 +71,7 @@ class PolicyLane:
         if sampling.seed is UNSET:
             sampling = replace(sampling, seed=self._seed())
         self.wanted = sampling
+        self._changed = True
         if not self._first_due:
             self._send(round_ + 1, now)
 
@@ -95,6 +111,7 @@ class PolicyLane:
 
     def _send(self, from_round: int, now: float) -> None:
         assert self.wanted is not UNSET
+        self._latest = from_round = max(from_round, self._latest)
         message = Policy(session=self._plan.session, from_round=from_round, sampling=self.wanted)
         self.lane.send(SetPolicy(verifier=self._verifier, message=message), now)
 

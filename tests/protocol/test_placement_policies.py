@@ -18,6 +18,8 @@ from sdcpd.protocol.placement_values import (
     SetPolicy,
     WriteRecord,
 )
+from sdcpd.protocol.policy_lane import ROUNDS_AHEAD, PolicyLane
+from sdcpd.protocol.retry_lane import Outbox
 from sdcpd.protocol.terms import Action, State
 from tests.support.placement_world import D1, RECORD, World
 
@@ -122,3 +124,49 @@ def test_a_session_that_ends_takes_no_change() -> None:
     world.take(world.machine.cancel(world.now))
     world.take(world.machine.set_sampling(HOT, world.now))
     assert "SetPolicy" not in world.wants()
+
+
+def test_a_later_change_is_never_for_an_earlier_round() -> None:
+    """50: of several that are pending the one of the highest `from_round` would come last, and be in force for good."""
+    world = World(D1).drafting()
+    world.take(world.machine.set_sampling(SECRET, world.now))
+    late = world.next(SetPolicy)
+    world.answer(late, Refused(status=409, state=world.state(State.DRAFTING, round=3)))
+    first = world.next(SetPolicy)
+    assert first.message.from_round == 3 + ROUNDS_AHEAD
+    world.answer(first, world.state(State.DRAFTING))
+    world.take(world.machine.set_sampling(HOT, world.now))
+    assert world.next(SetPolicy).message.from_round == first.message.from_round
+
+
+def taken_up(*profiles: Sampling) -> PolicyLane:
+    """A router knows from the directory what a session began with; its log, of two rounds, names these profiles."""
+    plan = replace(World(D1).machine.plan, policy=SECRET)
+    lane = PolicyLane(plan, Outbox(Patience(), 1.0))
+    lane.found(plan.verifier, 2, profiles[-1] if profiles else UNSET)
+    return lane
+
+
+def test_a_profile_that_was_replaced_does_not_return_with_a_restarted_router() -> None:
+    lane = taken_up(SECRET, HOT)
+    assert not lane.holds_back(0.0), "its verifier has it"
+    assert lane.wanted == HOT
+    lane.reopened("http://v2/verifier/", 2, HOT)
+    assert lane.holds_back(0.0)
+    assert lane.lane.action is not None
+    assert lane.lane.action.message.sampling == HOT
+
+
+def test_before_any_round_it_is_told_again() -> None:
+    lane = taken_up()
+    lane.found("http://v/verifier/", 0)
+    assert lane.holds_back(0.0)
+    assert lane.wanted == SECRET
+
+
+def test_a_wish_of_this_router_stands_above_the_log() -> None:
+    lane = taken_up(SECRET)
+    lane.change(HOT, 2, 0.0)
+    lane.found("http://v/verifier/", 3, SECRET)
+    assert lane.holds_back(0.0)
+    assert lane.wanted == replace(HOT, seed=SECRET.seed)

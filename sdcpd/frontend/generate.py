@@ -29,7 +29,6 @@ from sdcpd.frontend.ports import FrontendPorts
 from sdcpd.frontend.reply import Reply
 from sdcpd.frontend.stops import StopScanner
 from sdcpd.frontend.text import ModelText
-from sdcpd.protocol.draws import choice_seed
 from sdcpd.protocol.terms import session_path_id
 from sdcpd.roles.generation import GenerationRefused, GenerationRequest, Generations
 

@@ -8,19 +8,23 @@ Pure functions over whole bodies, for a worker thread where they are large. What
 limit that the caller names, however small it came: no more than that is ever made of it.
 """
 
+import importlib
 import sys
 import zlib
 from typing import Any, Final, Literal
 
 from sdcpd.protocol.problems import IllFormed, TooLarge
 
-if sys.version_info >= (3, 14):
-    from compression import zstd as _zstd
-else:
+
+def _find_zstd() -> Any:
+    """The module `compression.zstd` under either name; None where there is no build of it for this machine."""
     try:
-        from backports import zstd as _zstd  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:  # no such build for this machine
-        _zstd = None  # type: ignore[assignment, unused-ignore]
+        return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    except ImportError:
+        return None
+
+
+_zstd: Final[Any] = _find_zstd()
 
 Coding = Literal["gzip", "zstd"]
 

@@ -11,7 +11,8 @@ from sdcpd.cache.block_moves import DISK_REST_S, BlockHeld, BlockRefused
 from sdcpd.cache.block_orders import AcceptBlock, Discard, Spill, Tier
 from sdcpd.cache.block_store import BlocksLeased
 from tests.cache.sim_disk import SimDisk
-from tests.support.blocks import BLOCK_BYTES, Stand, content, name_of
+from tests.support.block_names import BLOCK_BYTES, content, name_of
+from tests.support.blocks import Stand
 
 SCOPE = bytes([7]) * 16
 NAMES = [name_of(number) for number in range(40)]

@@ -4,28 +4,13 @@ from typing import Any
 
 import torch
 
-from sdcpd.cache.block_file import payload_bytes
 from sdcpd.cache.block_orders import Order, Outcome
 from sdcpd.cache.block_store import BlockStore
-from sdcpd.cache.blocks import KvLayout, extend
 from sdcpd.cache.disk_tier import DiskTier
 from sdcpd.cache.files import Files
 from sdcpd.cache.gpu_tier import PagePool
 from sdcpd.cache.settings import CacheSettings
-
-LAYOUT = KvLayout(
-    model=bytes([1]) * 32,
-    tokenizer=bytes([2]) * 32,
-    block_tokens=2,
-    dtype="fp32",
-    quantization="none",
-    numerics="fast",
-    layers=1,
-    kv_heads=1,
-    head_dim=2,
-    config={"rope_theta": 1e4},
-)
-BLOCK_BYTES = payload_bytes(LAYOUT)
+from tests.support.block_names import BLOCK_BYTES, LAYOUT, content
 
 
 class OctetMemory:
@@ -56,18 +41,6 @@ class OctetMemory:
 
     def write_buffer(self, buffer: int, payload: memoryview) -> None:
         self.held[buffer] = bytes(payload)
-
-
-def content(name: bytes) -> bytes:
-    """What the block of this name holds in these tests."""
-    return name[:BLOCK_BYTES].ljust(BLOCK_BYTES, b"\x00")
-
-
-def name_of(number: int, scope: bytes | None = None) -> bytes:
-    """The name of some block of a scope."""
-    from sdcpd.cache.blocks import root
-
-    return extend(root(LAYOUT, scope), (number, number))
 
 
 class Stand:

@@ -13,7 +13,8 @@ from sdcpd.edge.admin import Admin
 from sdcpd.edge.admin_cache import CacheAdmin
 from sdcpd.roles.object_cache import ObjectCache
 from sdcpd.roles.ports import Peer, Peers, Ports
-from tests.support.blocks import Stand, name_of
+from tests.support.block_names import name_of
+from tests.support.blocks import Stand
 from tests.support.ports import CountingMeters, InlineWorkers, MemoryLogs, RecordedPeers, SeededRandomness, TrioClock
 
 SCOPE = bytes(range(16))

@@ -39,7 +39,8 @@ from sdcpd.protocol.encoding import decode, encode
 from sdcpd.roles.object_cache import ObjectCache
 from sdcpd.roles.ports import Appended, Content, Done, Missing, Peers, Ports, StoreRefused
 from tests.edge.services import PEERS
-from tests.support.blocks import LAYOUT, Stand, content, name_of
+from tests.support.block_names import LAYOUT, content, name_of
+from tests.support.blocks import Stand
 from tests.support.ports import CountingMeters, InlineWorkers, MemoryLogs, RecordedPeers, SeededRandomness, TrioClock
 
 BASE = "https://v.example:8443/cache/"

@@ -28,9 +28,9 @@ from sdcpd.edge.cache_messages import (
 from sdcpd.edge.http_fields import (
     byte_range,
     check_digest,
+    coding_of,
     creates,
     is_known,
-    is_packed,
     require_class,
     require_media_type,
 )
@@ -83,7 +83,7 @@ async def _put_block(cache: BlockService, call: Call) -> Response:
     if not creates(headers):
         raise IllFormed("a block is written once: If-None-Match: * is required")
     require_class(headers, "block")
-    if is_packed(headers):
+    if coding_of(headers) is not None:
         raise IllFormed("Content-Encoding: a block is sent as it is")
     if headers.get("kvsp-tier") == "device":
         raise NotSupported("KVSP-Tier: a block that is sent is kept in host memory or on disk until it is used")

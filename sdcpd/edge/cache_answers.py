@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec import UNSET
 
-from sdcpd.cache.content_coding import GZIP, unpack
+from sdcpd.cache.content_coding import CODINGS, unpack
 from sdcpd.edge.cache_messages import DirectoryAnswer, LeaseAnswer, LookupAnswer
 from sdcpd.edge.problem_body import refusal
 from sdcpd.edge.transport import Response
@@ -73,8 +73,9 @@ def content(response: Response, limit_bytes: int | None = None) -> ReadOutcome:
         return _refused(refusal(response))
     octets, coding = response.body, response.headers.get("content-encoding", "identity").lower()
     try:
-        if coding == GZIP and limit_bytes is not None:
-            octets = unpack(octets, limit_bytes)
+        known = next((each for each in CODINGS if each == coding), None)
+        if known is not None and limit_bytes is not None:
+            octets = unpack(octets, limit_bytes, known)
         elif coding != "identity":
             return Unreachable(reason="the content is in a coding that was not asked for")
         elif limit_bytes is not None and len(octets) > limit_bytes:

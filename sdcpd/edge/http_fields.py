@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 from urllib.parse import parse_qsl
 
-from sdcpd.cache.content_coding import GZIP
+from sdcpd.cache.content_coding import CODINGS, GZIP, Coding
 from sdcpd.protocol.problems import IllFormed, NotSupported, PreconditionFailed, Problem, WrongMediaType
 from sdcpd.protocol.terms import session_from_path_id
 
@@ -166,23 +166,25 @@ def byte_range(headers: Mapping[str, str], tag: str, length: int) -> range | Non
     return range(min(int(first), length), min(int(last) + 1, length) if last else length)
 
 
-def accepts_gzip(headers: Mapping[str, str]) -> bool:
-    """Does Accept-Encoding name gzip, or anything, and not with a weight of 0?"""
+def accepted_coding(headers: Mapping[str, str]) -> Coding | None:
+    """The best coding that Accept-Encoding names, or anything does, and not with a weight of 0."""
     weights = {}
     for member in headers.get("accept-encoding", "").lower().split(","):
         coding, _, parameter = member.partition(";")
         weights[coding.strip()] = not _NO_WEIGHT.fullmatch(parameter)
-    return weights.get(GZIP, weights.get("*", False))
+    named = (coding for coding in CODINGS if weights.get(coding, False))
+    return next(named, GZIP if weights.get("*", False) and GZIP not in weights else None)
 
 
-def is_packed(headers: Mapping[str, str]) -> bool:
-    """Is the body in gzip coding? Raises UnknownCoding for any other than that and none."""
-    coding = headers.get("content-encoding", "").strip().lower()
-    if coding in ("", "identity"):
-        return False
-    if coding not in (GZIP, "x-gzip"):
-        raise UnknownCoding(f"content-encoding is {coding[:100]!r}; the body may be in gzip coding, or in none")
-    return True
+def coding_of(headers: Mapping[str, str]) -> Coding | None:
+    """The coding that the body is in. Raises UnknownCoding for any other than those known here and none."""
+    found = headers.get("content-encoding", "").strip().lower().removeprefix("x-")
+    if found in ("", "identity"):
+        return None
+    for coding in CODINGS:
+        if found == coding:
+            return coding
+    raise UnknownCoding(f"content-encoding is {found[:100]!r}; the body may be in {' or '.join(CODINGS)}, or in none")
 
 
 def ttl_s(headers: Mapping[str, str]) -> float | None:

@@ -1,6 +1,6 @@
 """The operations on objects over HTTP, as every node serves them (decisions, cache part 5.3; decisions 54, 112, 117).
 
-    PUT          If-None-Match: *    create (TTL, Content-Digest, Content-Encoding: gzip or none, KVSP-Class)
+    PUT          If-None-Match: *    create (TTL, Content-Digest, Content-Encoding: gzip, zstd or none, KVSP-Class)
     GET, HEAD    Prefer: wait=N      read, waiting for an object that is still to be written; If-None-Match, Range,
                                      Accept-Encoding. The answer says where it was (KVSP-Tier) and for how long (Age)
     DELETE       If-Match or none    forget; 423 while somebody else's lease holds it
@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from msgspec import UNSET
 
-from sdcpd.cache.content_coding import GZIP
+from sdcpd.cache.content_coding import Coding
 from sdcpd.cache.object_store import ObjectContent, ObjectStored
 from sdcpd.cache.refs import BlockName, ObjectKind, ObjectName, parse_path, scope_of
 from sdcpd.cache.settings import CacheSettings
@@ -25,14 +25,14 @@ from sdcpd.edge.block_routes import BlockService, block_routes, inquiry_routes
 from sdcpd.edge.cache_batch import batch_route
 from sdcpd.edge.cache_messages import CACHE_TYPE, LeaseAnswer, LeaseRenewal, LeaseRequest, PurgeAnswer
 from sdcpd.edge.http_fields import (
-    accepts_gzip,
+    accepted_coding,
     byte_range,
     check_digest,
+    coding_of,
     creates,
     forced,
     if_match_if_any,
     is_known,
-    is_packed,
     require_class,
     require_media_type,
     ttl_s,
@@ -69,11 +69,11 @@ class ObjectService(BlockService, Protocol):
         octets: bytes,
         ttl_s: float | None = None,
         *,
-        packed: bool = False,
+        coding: Coding | None = None,
         tag: str | None = None,
     ) -> ObjectStored: ...
     async def read_object(self, peer: Peer, name: ObjectName, wait_s: float = 0.0) -> ObjectContent: ...
-    async def packed(self, content: ObjectContent) -> bytes | None: ...
+    async def packed(self, content: ObjectContent, coding: Coding) -> bytes | None: ...
     async def remove_object(self, peer: Peer, name: ObjectName, if_match: str | None = None) -> None: ...
     async def has_object(self, peer: Peer, name: ObjectName) -> bool: ...
     async def purge(self, peer: Peer, scope: bytes | None, *, force: bool) -> ScopePurged: ...
@@ -90,10 +90,10 @@ async def _create_object(cache: ObjectService, call: Call) -> Response:
     require_class(headers, "object")
     if "kvsp-pin" in headers or headers.get("kvsp-tier", MEMORY_TIER) != MEMORY_TIER:
         raise NotSupported(f"objects live in memory (KVSP-Tier: {MEMORY_TIER}), unpinned, and are held by leases")
-    packed = is_packed(headers)
+    coding = coding_of(headers)
     tag = await cache.tag_of(body)
     check_digest(headers, bytes.fromhex(tag.strip('"')))
-    stored = await cache.create_object(call.peer, name, body, ttl_s(headers), packed=packed, tag=tag)
+    stored = await cache.create_object(call.peer, name, body, ttl_s(headers), coding=coding, tag=tag)
     if not stored.created:
         return done(etag=stored.tag)
     return Response(status=201, headers={"etag": stored.tag, "cache-control": "no-store"})
@@ -117,10 +117,11 @@ async def _read_object(cache: ObjectService, call: Call) -> Response:
     if wanted is not None:
         fields["content-range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{length}"
         return Response(status=206, headers=fields, body=content.octets[wanted.start : wanted.stop])
-    packed = await cache.packed(content) if accepts_gzip(request.headers) else None
-    if packed is None:
+    coding = accepted_coding(request.headers)
+    packed = None if coding is None else await cache.packed(content, coding)
+    if coding is None or packed is None:
         return Response(status=200, headers=fields, body=content.octets)
-    return Response(status=200, headers=fields | {"content-encoding": GZIP}, body=packed)
+    return Response(status=200, headers=fields | {"content-encoding": coding}, body=packed)
 
 
 async def _remove_object(cache: ObjectService, call: Call) -> Response:

@@ -7,9 +7,10 @@ named outcomes of roles/ports.py as cache_answers.py has it; and besides,
     no response                    Unreachable: it may or may not have been carried out
     404 on an append               TagMismatch: read the log, it says what is true (decision 64)
 
-Bodies of objects go in gzip coding where that pays (decision 54), given workers to pack and unpack them, but not to the
-caches of this process, which `near` names; bodies of blocks go as they are. What may be large and waits for nobody goes
-by HTTP/1.1 where there is such (h1_client.py), and what was fetched tells how fast the cache is (cache/bandwidth.py).
+Bodies of objects go in a coding where that pays (decision 54), given workers to pack and unpack them, but not to the
+caches of this process, which `near` names: in gzip when we write, which all know, and in the best of those that both
+know when we read. Bodies of blocks go as they are. What may be large and waits for nobody goes by HTTP/1.1 where there
+is such (h1_client.py), and what was fetched tells how fast the cache is (cache/bandwidth.py).
 Nothing is repeated here, and deadlines are the caller's.
 """
 
@@ -19,7 +20,7 @@ from typing import Final, TypeVar, assert_never
 from msgspec import UNSET
 
 from sdcpd.cache.bandwidth import Bandwidth
-from sdcpd.cache.content_coding import GZIP, pack
+from sdcpd.cache.content_coding import CODINGS, GZIP, pack
 from sdcpd.cache.refs import (
     BlockName,
     CacheName,
@@ -171,7 +172,7 @@ class ObjectClient:
         waits = wait_s > 0 and isinstance(name, ObjectName)
         headers = {"prefer": prefer_wait(wait_s)} if waits else {}
         if self._workers is not None and base not in self._near and isinstance(name, ObjectName):
-            headers["accept-encoding"] = GZIP
+            headers["accept-encoding"] = ", ".join(CODINGS)
         begun = 0.0 if self._clock is None else self._clock.now()
         response = await self._exchange(base, Request("GET", name.path, headers=headers, bulk=not waits))
         if isinstance(response, Unreachable):

@@ -29,6 +29,7 @@ from sdcpd.frontend.ports import FrontendPorts
 from sdcpd.frontend.reply import Reply
 from sdcpd.frontend.stops import StopScanner
 from sdcpd.frontend.text import ModelText
+from sdcpd.protocol.draws import choice_seed
 from sdcpd.protocol.terms import session_path_id
 from sdcpd.roles.generation import GenerationRefused, GenerationRequest, Generations
 
@@ -158,6 +159,7 @@ def _request(
         temperature_milli=sampling.temperature_milli,
         top_k=sampling.top_k,
         top_p_milli=sampling.top_p_milli,
+        seed=None if sampling.seed is None else choice_seed(sampling.seed, choice),
     )
 
 

@@ -10,7 +10,8 @@ differ. So a rejected token, a token that the verifier added, a self-decoded str
 come to the same: what is wrong is overwritten, what is missing is run, positions have no gaps. After a verdict the
 valid part is the committed tokens but the last, less the last proposed one if all were accepted, which was sampled but
 never run; the next pass begins with what is missing. Pages stay until the session ends, or until another session needs
-them and this one is idle: then its context is run anew when its turn comes.
+them and this one is idle: then its context is run anew when its turn comes. Where the engine keeps blocks, a session
+begins with those of its scope that are in pages, and leaves its own there: full ones of committed tokens but the last.
 
 How a token is chosen follows the session's rule. Rule 1: the argmax, as the target will. Rule 65281: by the target's
 own profile and the target's own random value of that place, so that equal distributions choose equal tokens (decision
@@ -24,8 +25,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from sdcpd.cache.blocks import BlockChain
 from sdcpd.drafting.settings import DraftModelSettings
 from sdcpd.drafting.source import MODEL, Draft
+from sdcpd.engine.kv_blocks import KvBlocks
 from sdcpd.engine.spans import Drawn, Judge, Row, Sampled, Span
 from sdcpd.protocol.distributions import Profile
 from sdcpd.protocol.draft_rows import DraftRow
@@ -42,8 +45,11 @@ SHORT_TOKENS: Final = 32
 class _Sequence:
     """One session in the draft engine."""
 
-    def __init__(self, context: Sequence[int]) -> None:
+    def __init__(self, context: Sequence[int], scope: bytes | None, blocks: KvBlocks | None) -> None:
         self.context = list(context)
+        self.scope = scope
+        self.published = 0  # so many blocks were taken or given a name
+        self.chain = None if blocks is None else BlockChain(blocks.store.root(scope), blocks.block_tokens)
         self.handle: int | None = None
         self.kv: list[int] = []  # tokens by position, counting planned passes
         self.agreed = 0  # so many of `kv` are known to equal `context`
@@ -53,6 +59,10 @@ class _Sequence:
         self.context += committed
         while self.agreed < min(len(self.kv), len(self.context)) and self.kv[self.agreed] == self.context[self.agreed]:
             self.agreed += 1
+
+    def dropped(self) -> None:
+        """Its pages are gone."""
+        self.handle, self.kv, self.agreed, self.published = None, [], 0, 0
 
 
 class _Running:
@@ -108,6 +118,7 @@ class ModelDrafting:
             self._meters.count("draft_forwards_total")
             self._meters.observe("draft_forward_seconds", took_s)
             for one, span, rows in zip(running, spans, answers, strict=True):
+                self._publish(one.sequence)
                 if rows and not one.job.finished:  # else it was given up meanwhile
                     if len(span.tokens) <= SHORT_TOKENS:  # a prompt says nothing of what a token costs
                         one.job.timed(took_s)
@@ -116,9 +127,9 @@ class ModelDrafting:
     # What the role asks
 
     async def open(self, session: bytes, context: Sequence[int], scope: bytes | None) -> None:
-        """Nothing is remembered for others, whatever the scope."""
+        """What of the context was computed for others of the scope need not be run."""
         self.close(session)
-        self._sequences[session] = _Sequence(context)
+        self._sequences[session] = _Sequence(context, scope, self._engine.blocks)
 
     def extend(self, session: bytes, committed: Sequence[int]) -> None:
         self._sequences[session].extend(committed)
@@ -148,6 +159,8 @@ class ModelDrafting:
         if limit < 1:
             job.finish(Draft(tokens=(), matched=MODEL))  # the model's context is full
             return job
+        if sequence.handle is None:
+            self._take(sequence)
         wanted = order.lengths.choose(MODEL, limit).m + order.ahead
         sequence.running = _Running(job, sequence, wanted)
         self._jobs.append(sequence.running)
@@ -205,8 +218,45 @@ class ModelDrafting:
                 return False
             assert idle.handle is not None
             engine.close_sequence(idle.handle)
-            idle.handle, idle.kv, idle.agreed = None, [], 0
+            idle.dropped()
         return True
+
+    def _take(self, sequence: _Sequence) -> None:
+        """Open the sequence in the engine, with the longest run of blocks of its context that are in pages."""
+        blocks, engine = self._engine.blocks, self._engine
+        sequence.handle = engine.open_sequence()
+        if blocks is None or sequence.chain is None:
+            return
+        context, size = sequence.context, blocks.block_tokens
+        for place, name in enumerate(sequence.chain.up_to((len(context) - 1) // size, lambda: context)):
+            page = blocks.store.page_of(name)
+            if page is None:
+                break
+            blocks.place(sequence.handle, place, page)
+            blocks.store.taken(name, self._clock.now())
+            sequence.published = place + 1
+        sequence.agreed = sequence.published * size
+        sequence.kv = context[: sequence.agreed]
+
+    def _publish(self, sequence: _Sequence) -> None:
+        """A pass of it has ended: full blocks of committed tokens, all before the last, are everybody's."""
+        blocks, context = self._engine.blocks, sequence.context
+        if blocks is None or sequence.chain is None or sequence.handle is None:
+            return
+        sequence.extend(())
+        count = min(sequence.agreed, len(context) - 1) // blocks.block_tokens
+        if count <= sequence.published:
+            return
+        names, pages = sequence.chain.up_to(count, lambda: context), blocks.pages(sequence.handle)
+        for place in range(sequence.published, count):
+            blocks.store.publish(names[place], sequence.scope, pages[place], self._clock.now())
+        sequence.published = count
+
+    def _distrust(self, sequence: _Sequence) -> None:
+        blocks = self._engine.blocks
+        if blocks is not None and sequence.chain is not None:
+            blocks.store.distrust(sequence.chain.names)
+            sequence.chain = None
 
     def _judge(self, running: _Running) -> Judge | None:
         """How the job's next token is chosen."""
@@ -231,6 +281,7 @@ class ModelDrafting:
         """Step 3. A row that cannot be trusted ends the draft with what there is."""
         job = running.job
         if not row.finite:
+            self._distrust(running.sequence)
             self._finish(running)
             return
         running.tokens.append(row.token)

@@ -17,7 +17,7 @@ from typing import ClassVar, Final, assert_never
 import trio
 from msgspec import Struct
 
-from sdcpd.cache.content_coding import pack, unpack
+from sdcpd.cache.content_coding import Coding, pack, unpack
 from sdcpd.cache.leases import Lease, LeaseForeign, LeaseLapsed, LeasesFull
 from sdcpd.cache.object_store import (
     ObjectContent,
@@ -163,10 +163,10 @@ class ObjectCache:
         octets: bytes,
         ttl_s: float | None = None,
         *,
-        packed: bool = False,
+        coding: Coding | None = None,
         tag: str | None = None,
     ) -> ObjectStored:
-        """Store an object once, for `ttl_s`. `packed`: the octets are in gzip coding; the object is what they hold.
+        """Store an object once, for `ttl_s`. `coding`: what the octets are in; the object is what they hold.
 
         `tag`: `tag_of` the octets as they came, where the caller has it.
         """
@@ -174,10 +174,10 @@ class ObjectCache:
         limit_bytes = self._settings.max_object_bytes
         if len(octets) > limit_bytes:
             raise TooLarge(f"an object may hold {limit_bytes} octets")
-        if packed:
+        if coding is not None:
             async with self._coding:
-                octets = await self._ports.workers.run(unpack, octets, limit_bytes)
-        if packed or tag is None:
+                octets = await self._ports.workers.run(unpack, octets, limit_bytes, coding)
+        if coding is not None or tag is None:
             tag = await self.tag_of(octets)
         match self._objects.create(name.path, octets, self._ports.clock.now(), ttl_s, tag=tag):
             case ObjectStored() as stored:
@@ -200,10 +200,10 @@ class ObjectCache:
             raise UnknownResource("no such object")
         return content
 
-    async def packed(self, content: ObjectContent) -> bytes | None:
-        """The content in gzip coding; None where that does not pay."""
+    async def packed(self, content: ObjectContent, coding: Coding) -> bytes | None:
+        """The content in this coding; None where that does not pay."""
         async with self._coding:
-            return await self._ports.workers.run(pack, content.octets)
+            return await self._ports.workers.run(pack, content.octets, coding)
 
     async def remove_object(self, peer: Peer, name: ObjectName, if_match: str | None = None) -> None:
         """Forget an object before its time, if it has this tag. One that is not there is removed already."""

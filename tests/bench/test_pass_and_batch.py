@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import batch
+from tests.bench import batch, prefix
 from tests.bench.__main__ import benches
 
 pass_bench = importlib.import_module("tests.bench.pass")  # a word that `import` does not take
@@ -37,8 +37,18 @@ def test_batch(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names["on.sessions_1.tokens_per_s"] > 0
 
 
+def test_prefix(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--json", "--model", str(tiny_llama), "--blocks", "1", "--threads", "1"]
+    prefix.main([*small, "--prompt", "200", "--tokens", "8"])
+    names = figures(capsys)
+    assert names["cold.ttft_ms"] > 0
+    for tier in ("device", "host", "disk"):
+        assert names[f"{tier}.same_tokens"] == 1
+        assert names[f"{tier}.ttft_ms"] > 0
+
+
 def test_they_are_listed_and_refuse_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"pass", "batch"} <= benches().keys()
+    assert {"pass", "batch", "prefix"} <= benches().keys()
     for bench, wrong in ((pass_bench, ["--precisions", "fp8"]), (batch, ["--tokens", "0"])):
         with pytest.raises(SystemExit) as ended:
             bench.main(wrong)

@@ -194,7 +194,7 @@ def test_the_shipped_file_shows_true_defaults(model: Path) -> None:
     text = SHIPPED.read_text()
     shown = re.sub(r"^# (\[[a-z.]+\]|[a-z_]+ = .*)$", r"\1", text, flags=re.MULTILINE)
     shown = re.sub(r"^model = .*$", "", shown, flags=re.MULTILINE)
-    assert len(tomllib.loads(shown)["cache"]) == 3
+    assert len(tomllib.loads(shown)["cache"]) == 8
     path = model.parent / "shown.toml"
     path.write_text(shown)
     plain = load_config(SHIPPED, [f"engine.model={model}"])

@@ -29,6 +29,7 @@ from sdcpd.roles.model_drafting import ModelDrafting
 from tests.support.drafter_world import PROMPT, World, idle, of_state, running
 from tests.support.drafter_world import VOCABULARY as SMALL
 from tests.support.messages import SESSION, TARGET, TOKENIZER
+from tests.support.paged_toy import PagedToyEngine
 from tests.support.ports import CountingMeters, SeededStream, TrioClock
 from tests.support.tiny_verifier import TinyVerifier, toy_next
 from tests.support.toy_engine import ToyEngine, greedy
@@ -412,3 +413,34 @@ async def test_whatever_happens_to_a_session_its_drafts_are_right(autojump_clock
                 nursery.start_soon(live, bytes([number]) * 16, drafting)
         assert engine.free_pages == engine.info.pages
     assert right > 50
+
+
+async def test_a_context_that_was_drafted_for_is_not_run_again(autojump_clock: MockClock) -> None:
+    """Blocks of committed tokens are taken by the scope's next session; drafts stay those of a cold run."""
+    engine = PagedToyEngine(TrioClock(), model=TARGET, tokenizer=TOKENIZER, pages=32)
+    prompt = [4 + place % 20 for place in range(30)]
+    async with drafting_alone(engine) as drafting:
+        await drafting.open(SESSION, prompt, None)
+        context = list(prompt)
+        for number in range(12):
+            draft = await drafting.begin(order()).result()
+            assert list(draft.tokens) == greedy(context, M)
+            kept = number % (M + 1)
+            added = [*draft.tokens[:kept], greedy(context, M + 1)[kept] if kept == M else 3]
+            context += added
+            drafting.extend(SESSION, added)
+        before = len(engine.passes)
+        await drafting.open(OTHER, context, None)
+        draft = await drafting.begin(order(OTHER)).result()
+        assert list(draft.tokens) == greedy(context, M)
+        blocks = (len(context) - 1) // 16
+        assert run_tokens(engine)[before] < len(context) - 16 * (blocks - 1)
+        await drafting.open(b"s" * 16, context, b"a scope of its o")
+        before = len(engine.passes)
+        await drafting.begin(order(b"s" * 16)).result()
+        assert run_tokens(engine)[before] == len(context), "another scope"
+        for session in (SESSION, OTHER, b"s" * 16):
+            drafting.close(session)
+        assert engine.free_pages == 32
+        engine.pool.check_integrity()
+        engine.store.check_integrity()

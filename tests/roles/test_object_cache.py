@@ -150,15 +150,15 @@ async def test_a_wait_in_vain_ends_in_a_miss(autojump_clock: MockClock) -> None:
 async def test_a_packed_body_is_stored_as_what_it_holds() -> None:
     async with running(CacheSettings(max_object_bytes=64 * KIB)) as cache:
         octets = bytes(64 * KIB)
-        stored = await cache.create_object(DRAFTER, ROWS, gzip.compress(octets), packed=True)
+        stored = await cache.create_object(DRAFTER, ROWS, gzip.compress(octets), coding="gzip")
         content = await cache.read_object(VERIFIER, ROWS)
         assert (content.octets, content.tag) == (octets, stored.tag)
-        packed = await cache.packed(content)
+        packed = await cache.packed(content, "gzip")
         assert packed is not None
         assert gzip.decompress(packed) == octets
         with pytest.raises(TooLarge):
-            await cache.create_object(DRAFTER, ROWS, gzip.compress(bytes(64 * KIB + 1)), packed=True)
+            await cache.create_object(DRAFTER, ROWS, gzip.compress(bytes(64 * KIB + 1)), coding="gzip")
         with pytest.raises(IllFormed):
-            await cache.create_object(DRAFTER, ROWS, b"not gzip", packed=True)
+            await cache.create_object(DRAFTER, ROWS, b"not gzip", coding="gzip")
         with pytest.raises(Forbidden):
-            await cache.create_object(VERIFIER, ROWS, b"not gzip", packed=True)
+            await cache.create_object(VERIFIER, ROWS, b"not gzip", coding="gzip")

@@ -3,8 +3,8 @@
 Theory: who may open the socket file is the operator (mode 0600: the daemon's own user, and root); there is no other
 check, so nothing here is served over a network. All answers are read from the roles' snapshots at the moment of the
 request; commands are the router's (roles/router_commands.py). A snapshot is a Struct; its member `sessions`, where it
-has one, is a list of Structs with a member `session`, and likewise `instances` and `instance`. What several roles of
-the node know of one session stands side by side in the answer, under the role's name.
+has one, is a list of Structs with a member `session`; likewise `instances` and `instance`, `classes` and `name`. What
+several roles of the node know of one session stands side by side in the answer, under the role's name.
 
 | request | answer |
 |---|---|
@@ -12,6 +12,7 @@ the node know of one session stands side by side in the answer, under the role's
 | GET /sessions | {sessions: [{session, ROLE: {...}, ...}]} |
 | GET /sessions/ID | one of these; ID may be shortened while it stays unambiguous: 404 none, 409 several |
 | GET /instances | {instances: [{instance, ...}]}, where the router runs |
+| GET /classes | {classes: [{name, ...}]}, likewise |
 | POST /sessions/ID/COMMAND | failover (`?to=VERIFIER`), switch, cancel, fence, where the router runs: what was begun |
 """
 
@@ -154,9 +155,13 @@ class Admin:
             case ["sessions", wanted] if wanted:
                 return self._session(wanted)
             case ["instances"]:
-                return 200, {"instances": self._instances()}
+                return 200, {"instances": self._entries("instances")}
+            case ["classes"]:
+                return 200, {"classes": self._entries("classes")}
             case _:
-                return 404, {"detail": f"no resource {path}; there are /version, /sessions, /sessions/ID, /instances"}
+                return 404, {
+                    "detail": f"no resource {path}; there are /version, /sessions, /sessions/ID, /instances, /classes"
+                }
 
     async def command(self, path: str, query: str) -> tuple[int, dict[str, Any]]:
         """Carry a command out: status and JSON body."""
@@ -206,8 +211,8 @@ class Admin:
                 merged.setdefault(session, {"session": session})[role] = entry
         return merged
 
-    def _instances(self) -> list[dict[str, Any]]:
-        return [entry for snapshot in self._snapshots.values() for entry in _plain(snapshot()).get("instances", [])]
+    def _entries(self, member: str) -> list[dict[str, Any]]:
+        return [entry for snapshot in self._snapshots.values() for entry in _plain(snapshot()).get(member, [])]
 
 
 def _plain(snapshot: Struct) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Completions:
             self._admission.charge(caller, tokens)
 
         async def serve(nursery: trio.Nursery) -> None:
-            work = await self._generator.prepare(ask, caller)
+            work = await self._generator.prepare(ask, caller, exchange.shown_headers())
             charge(work.prompt_tokens)
             outlet = self._outlet(exchange, shape, ask, len(work.requests), nursery)
             with trio.CancelScope() as writer:

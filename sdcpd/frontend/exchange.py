@@ -20,6 +20,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Work = Callable[[trio.Nursery], Awaitable[None]]
 
 JSON: Final = "application/json"
+SECRET_HEADERS: Final = ("authorization", "cookie", "proxy-authorization")
 SKIP_FACTOR: Final = 4
 """How many times the body limit is read and dropped before answering 413: enough for honest mistakes to see it."""
 
@@ -63,6 +64,11 @@ class Exchange:
     def add_headers(self, headers: tuple[tuple[str, str], ...]) -> None:
         """Headers of the answer, whichever it will be. No effect once it has begun."""
         self._added += headers
+
+    def shown_headers(self) -> tuple[tuple[str, str], ...]:
+        """All request headers but those that are secrets, names in lower case."""
+        pairs = ((key.lower().decode("latin-1"), value.decode("latin-1")) for key, value in self._scope["headers"])
+        return tuple(pair for pair in pairs if pair[0] not in SECRET_HEADERS)
 
     async def read_body(self) -> bytes:
         """The whole body. Raises ApiError (408, 413) and ClientGone."""

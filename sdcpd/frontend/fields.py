@@ -41,10 +41,6 @@ def _a(kind: type) -> Check:
     return lambda value: type(value) is kind
 
 
-def _is_text_map(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-
-
 NEVER: Final = Neutral(lambda _: False, "null")
 FALSE: Final = Neutral(_is(False), "false")
 TRUE: Final = Neutral(_is(True), "true")
@@ -57,8 +53,6 @@ COMMON: Final[Mapping[str, Neutral]] = {
     "frequency_penalty": ZERO,
     "presence_penalty": ZERO,
     "logit_bias": Neutral(_is({}), "{}"),
-    "user": STRING,  # an identifier for abuse reports; there is nobody to report to
-    "metadata": Neutral(_is_text_map, "an object of strings"),  # labels for a dashboard that does not exist here
     "store": FALSE,
     # Extensions of other servers that clients send along, mostly at their defaults.
     "repetition_penalty": ONE,

@@ -13,7 +13,9 @@ from typing import Final
 import structlog
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
+from sdcpd.drafting.traffic_class import RequestFacts
 from sdcpd.frontend.answers import metrics_of, usage_of
 from sdcpd.frontend.choices import CHOICES_AT_ONCE, Choice
 from sdcpd.frontend.errors import ApiError, from_refusal, invalid, unavailable
@@ -52,14 +54,15 @@ class Generator:
         self._generations: Final = generations
         self._texts: Final = texts
 
-    async def prepare(self, ask: Ask, caller: Caller) -> Work:
-        """Steps 1 and 2. Raises ApiError."""
+    async def prepare(self, ask: Ask, caller: Caller, headers: tuple[tuple[str, str], ...] = ()) -> Work:
+        """Steps 1 and 2. `headers` are for traffic classes to match. Raises ApiError."""
         card, text = self._texts.find(ask.model)
         if not card.ready:  # its sizes may not even be known
             raise unavailable(f"the model {card.name} is not ready yet: {self._generations.ready()[1]}", "not_ready")
         stop = set(ask.stop_tokens)
         if not ask.ignore_eos:
             stop.update(text.stop)
+        facts = replace(ask.facts, headers=headers, group=caller.group)
         requests: list[GenerationRequest] = []
         for source in ask.sources:
             prompt = await self._texts.tokenize(text, source, ask.source_param)
@@ -67,7 +70,10 @@ class Generator:
                 param = ask.source_param
                 raise invalid(param, f"{param}: a token id is outside the model's vocabulary of {card.vocabulary}")
             max_new = new_tokens(ask, len(prompt), card.context_tokens)
-            requests += [_request(ask, caller, prompt, max_new, tuple(sorted(stop)), choice) for choice in range(ask.n)]
+            requests += [
+                _request(ask, caller.scope, facts, prompt, max_new, tuple(sorted(stop)), choice)
+                for choice in range(ask.n)
+            ]
         prompt_tokens = sum(len(request.prompt) for request in requests[:: ask.n])
         return Work(ask=ask, text=text, requests=tuple(requests), prompt_tokens=prompt_tokens)
 
@@ -132,7 +138,13 @@ class Generator:
 
 
 def _request(
-    ask: Ask, caller: Caller, prompt: tuple[int, ...], max_new: int | None, stop: tuple[int, ...], choice: int
+    ask: Ask,
+    scope: bytes | None,
+    facts: RequestFacts,
+    prompt: tuple[int, ...],
+    max_new: int | None,
+    stop: tuple[int, ...],
+    choice: int,
 ) -> GenerationRequest:
     sampling, wish = ask.sampling, ask.speculation
     return GenerationRequest(
@@ -143,9 +155,8 @@ def _request(
         logprobs=ask.logprobs,
         speculation=wish.enabled,
         m_max=wish.m_max,
-        traffic_class=wish.traffic_class,
-        scope=caller.scope,
-        group=caller.group,
+        scope=scope,
+        facts=facts,
         temperature_milli=sampling.temperature_milli,
         top_k=sampling.top_k,
         top_p_milli=sampling.top_p_milli,

@@ -6,7 +6,8 @@ neutral, all others are refused. `temperature` is 0 when absent: decoding is gre
 and -1: off) and `top_p`, in thousandths; `min_p` must then be 0. With a `seed` the same request has the same answer,
 however it is drafted and batched; negative seeds count modulo 2^64. `stop_token_ids`, `ignore_eos`, `top_k`, `min_p`,
 `chat_template_kwargs` and `return_token_ids` (`token_ids` in each choice) are extensions known from vLLM. Our own is
-`speculation` (speculation.py).
+`speculation` (speculation.py). `user` and `metadata` choose a traffic class, where the operator has set one up; they
+change how fast an answer comes, never the answer.
 
 A request may ask for several answers: `n` choices of each prompt, and for text completions several prompts. Choice c
 of a request with a seed has its own, derived from it; choice 0 has the request's, so that it is what `n` = 1 gives.
@@ -20,6 +21,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from sdcpd.drafting.traffic_class import RequestFacts
 from sdcpd.frontend.chat_template import ChatMessage
 from sdcpd.frontend.duplicates import refuse_duplicates
 from sdcpd.frontend.errors import ApiError, context_length_exceeded, invalid, unsupported
@@ -36,6 +38,10 @@ CHOICES_LIMIT: Final = 128
 STOP_STRINGS_LIMIT: Final = 4
 STOP_STRING_CHARS_LIMIT: Final = 4096
 """Held-back text is at most this long; longer stop strings are a mistake."""
+
+MetadataName = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+"""The limits of the OpenAI API, 16 pairs at most."""
 
 UnitInterval = Annotated[float, Meta(ge=0, le=1)]
 
@@ -62,6 +68,8 @@ class _Common(Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: dict[str, object] | None = None
     speculation: str | dict[str, object] | None = None
+    user: str | None = None
+    metadata: Annotated[dict[MetadataName, MetadataValue], Meta(max_length=16)] | None = None
 
 
 class _ChatRequest(_Common, frozen=True, kw_only=True):
@@ -104,6 +112,7 @@ class Ask(Struct, frozen=True, kw_only=True):
 
     `max_new` None: `default_max_new` if that is given, else what the context holds. `max_new_param` is the name under
     which the caller gave `max_new`. `logprobs` None: none; else how many alternatives are told beside each token's own.
+    `facts`: `user`, `metadata` and the class that is asked for, by which a traffic class may take the request.
     """
 
     model: str
@@ -121,6 +130,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     return_token_ids: bool = False
     stream: bool = False
     include_usage: bool = False
+    facts: RequestFacts = RequestFacts()
 
     @property
     def source_param(self) -> str:
@@ -197,6 +207,8 @@ def _ask(
     n = request.n or 1
     if n * len(sources) > CHOICES_LIMIT:
         raise invalid("n", f"n: {len(sources)} prompts with {n} choices each are more than {CHOICES_LIMIT} answers")
+    speculation = read_speculation(request.speculation)
+    metadata = tuple((request.metadata or {}).items())
     return Ask(
         model=request.model,
         sources=sources,
@@ -208,11 +220,12 @@ def _ask(
         stop_tokens=_read_stop_tokens(request.stop_token_ids or []),
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
-        speculation=read_speculation(request.speculation),
+        speculation=speculation,
         sampling=_read_sampling(request),
         return_token_ids=bool(request.return_token_ids),
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
+        facts=RequestFacts(user=request.user, metadata=metadata, asked=speculation.traffic_class),
     )
 
 

@@ -11,6 +11,7 @@
     [drafter]              roles/drafter_settings.py
     [cache]                cache/settings.py
     [ladder.NAME]          protocol/ladder.py        how sessions escalate
+    [[class]]              drafting/traffic_class.py which requests are alike, and what their sessions get
 
 A node without [sdcp] has all roles that an answer needs, in one process. What one section cannot know of another is
 checked in config_checks.py. Nothing is expanded in values: neither `~` nor
@@ -19,16 +20,17 @@ checked in config_checks.py. Nothing is expanded in values: neither `~` nor
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from sdcpd.cache.settings import CacheSettings
+from sdcpd.drafting.traffic_class import CLASSES_LIMIT, TrafficClass
 from sdcpd.edge.tls import TlsSettings
 from sdcpd.edge.wire_settings import PeerServerSettings
 from sdcpd.engine.settings import EngineSettings
 from sdcpd.frontend.settings import ClientModel, FrontendSettings
-from sdcpd.node.config_checks import cross_check
+from sdcpd.node.config_checks import class_warnings, cross_check
 from sdcpd.node.logs import LogSettings
 from sdcpd.node.peers_settings import MetricsSettings, PeersSettings
 from sdcpd.node.toml_reader import ConfigRefused, apply_override, build, read_toml
@@ -82,6 +84,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     drafter: DrafterSettings = DrafterSettings()
     cache: CacheSettings = CacheSettings()
     ladder: dict[str, Ladder] = {}
+    classes: Annotated[tuple[TrafficClass, ...], Meta(max_length=CLASSES_LIMIT)] = field(default=(), name="class")
 
     def role_uri(self, role: RoleName) -> str:
         """The base URI of a role on this node (decisions 27, 31)."""
@@ -134,6 +137,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), roles: str | None = N
 def config_warnings(config: Config) -> list[str]:
     """What is legal but probably not meant (decision 103)."""
     found = [warning for name, ladder in config.ladder.items() for warning in ladders.warnings(name, ladder)]
+    found += class_warnings(config)
     drafter = config.drafter
     if drafter.draft_model is not None and drafter.method in ("ngram", "suffix"):
         found.append(f'drafter.draft_model is there, but drafter.method = "{drafter.method}" runs no model')

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
+from sdcpd.drafting.traffic_class import hidden_classes
 from sdcpd.frontend.settings import is_loopback, listen_address
 from sdcpd.node.toml_reader import Fault
 from sdcpd.protocol import ladder as ladders
@@ -31,6 +32,7 @@ def cross_check(config: "Config") -> Iterator[Fault]:
     yield from _check_client_port(config)
     yield from _check_models(config)
     yield from _check_ladders(config)
+    yield from _check_classes(config)
 
 
 def _check_roles(config: "Config") -> Iterator[Fault]:
@@ -210,6 +212,52 @@ def _check_ladders(config: "Config") -> Iterator[Fault]:
             ladders.named(config.ladder, name, place)
         except LadderError as error:
             yield Fault(place, f"{error}")
+
+
+def _check_classes(config: "Config") -> Iterator[Fault]:
+    names: set[str] = set()
+    for index, one in enumerate(config.classes):
+        place = f"class[{index}]"
+        if one.name in names:
+            yield Fault(f"{place}.name", f"{one.name!r} is another class's name as well.", "Give each its own.")
+        names.add(one.name)
+        if one.ladder is not None:
+            try:
+                ladders.named(config.ladder, one.ladder, f"{place}.ladder")
+            except LadderError as error:
+                yield Fault(f"{place}.ladder", f"{error}")
+
+
+def class_warnings(config: "Config") -> Iterator[str]:
+    """Classes that are legal and do less than they seem to."""
+    classes = config.classes
+    if classes and "router" not in config.roles:
+        yield "class: traffic classes are the router's, and this node has none; they do nothing here"
+        return
+    for index, before in hidden_classes(classes):
+        yield (
+            f"class[{index}] ({classes[index].name}) takes no request: class[{before}] ({classes[before].name}) comes "
+            "first and takes all of them; move it up, or narrow the other"
+        )
+    models = {model.name for model in config.client_models()}
+    alone = config.sdcp is None and "drafter" in config.roles
+    for index, one in enumerate(classes):
+        if one.match.model is not None and one.match.model not in models:
+            known = ", ".join(sorted(models))
+            yield f"class[{index}].match.model = {one.match.model!r} is no model that clients may name ({known})"
+        if alone and one.methods and config.drafter.method not in one.methods:
+            yield (
+                f"class[{index}].methods = {list(one.methods)}, but the only drafter has drafter.method = "
+                f'"{config.drafter.method}"'
+            )
+        guarded = one.acceptance or one.ms_per_token or one.repeated or one.target_ms_per_token
+        if guarded and one.probe_share == 0:
+            yield f"class[{index}].probe_share is 0: once its sessions turned speculation off, it stays off"
+        if one.target_ms_per_token is not None and one.compare_share == 0:
+            yield (
+                f"class[{index}].target_ms_per_token turns speculation off only where sessions without it are faster; "
+                "set a compare_share, so that there are some"
+            )
 
 
 def _check_model_folder(place: str, text: str) -> Iterator[Fault]:

@@ -104,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", parents=[shared], help="one session as each role sees it")
     show.add_argument("id", metavar="ID", help="session id, or an unambiguous beginning of it")
     commands.add_parser("instances", parents=[shared], help="instances the router knows of")
+    commands.add_parser("classes", parents=[shared], help="traffic classes: whether they speculate, and what it gains")
     _add_commands(commands, shared)
     add_certs(commands)
     add_model(commands)
@@ -206,11 +207,32 @@ def _show(console: Console, answer: dict[str, Any]) -> None:
 def _instances(console: Console, answer: dict[str, Any]) -> None:
     """One line an instance; `age_ms` is that of its last report, which holds for `ttl_ms`."""
     rows = answer["instances"]
-    names = ("instance", "role", "load", "queue", "placed", "accept_milli", "age_ms", "ttl_ms", "expired")
+    names = ("instance", "role", "method", "load", "queue", "placed", "accept_milli", "age_ms", "ttl_ms", "expired")
     table = _table(*names)
     for row in rows:
         table.add_row(*(_text(row.get(name)) for name in names))
     _print_or(console, table, rows, "no instances (the router runs on another node, or nothing has reported yet)")
+
+
+def _classes(console: Console, answer: dict[str, Any]) -> None:
+    """One line a class. `ratio`: time per token without speculation over that with it; above 1 it pays."""
+    rows = answer["classes"]
+    table = _table(
+        "class", "speculation", "reason", "running", "acceptance", "sessions", "ms/token", "plain", "ms/token", "ratio"
+    )
+    for row in rows:
+        names = (
+            "acceptance",
+            "with_sessions",
+            "with_ms_per_token",
+            "without_sessions",
+            "without_ms_per_token",
+            "ratio",
+        )
+        state = "on" if row["speculation"] else "off"
+        cells = (_text(row.get(name)) for name in names)
+        table.add_row(row["name"], state, _text(row.get("reason")), _text(row.get("running")), *cells)
+    _print_or(console, table, rows, "no traffic classes (no [[class]] is configured, or the router runs elsewhere)")
 
 
 def _command(console: Console, answer: dict[str, Any]) -> None:
@@ -221,7 +243,9 @@ def _command(console: Console, answer: dict[str, Any]) -> None:
     console.print(table)
 
 
-_RENDER: Final = {"sessions": _sessions, "show": _show, "instances": _instances} | dict.fromkeys(COMMANDS, _command)
+_RENDER: Final = {"sessions": _sessions, "show": _show, "instances": _instances, "classes": _classes} | dict.fromkeys(
+    COMMANDS, _command
+)
 
 
 def _roles(entry: dict[str, Any]) -> list[str]:

@@ -77,6 +77,7 @@ def drafter_identity(config: Config, target: EngineInfo | None, drafts: EngineIn
         model=_model_digest(config.drafter, drafts),
         tokenizer=tokenizer,
         vocabulary=vocabulary,
+        method=config.drafter.method,
     )
 
 

@@ -90,6 +90,14 @@ METRICS: Final = (
     _counter("reassignments_total", "Sessions given to another drafter, by reason.", "reason"),
     _counter("failover_total", "Sessions taken from their verifier, by what was wrong with it.", "kind"),
     _counter("instance_expirations_total", "Instances whose status ran out.", "role"),
+    # Traffic classes. speculation: on, off, or mixed (changed within, cancelled, or never drafted for). The gain of a
+    # class is seconds / tokens with "off" over the same with "on".
+    _counter("class_sessions_total", "Sessions ended, by traffic class.", "traffic_class", "speculation"),
+    _counter("class_tokens_total", "Their tokens after the first page.", "traffic_class", "speculation"),
+    _counter("class_decode_seconds_total", "Time in which these came.", "traffic_class", "speculation"),
+    _counter("class_looped_sessions_total", "Those whose text ended in a loop.", "traffic_class", "speculation"),
+    _counter("class_target_missed_total", "Those slower than target_ms_per_token.", "traffic_class", "speculation"),
+    _counter("class_turns_total", "Times that speculation was turned on or off.", "traffic_class", "to", "reason"),
     # Requests, as the client port sees them.
     _counter("requests_total", "Requests to the client port.", "endpoint", "status"),
     _counter("request_success_total", "Requests answered, by what ended the text.", "finished_reason"),

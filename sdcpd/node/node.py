@@ -142,14 +142,14 @@ class Node:
         return (True, "") if self.router is None else self.router.ready()
 
     def take(self, config: Config) -> str | None:
-        """A configuration that was read again: ladders, for new sessions, certificates, for new connections, and API
-        keys, for new requests.
+        """A configuration that was read again: ladders and traffic classes, for new sessions, certificates, for new
+        connections, and API keys, for new requests.
 
         All else is of the next start. None, or why certificates or keys stay as they were.
         """
         if self.router is not None:
             by_model = {model.name: model.ladder for model in config.client_models()}
-            self.router.take_ladders(config.ladder, config.router.default_ladder, by_model)
+            self.router.take_ladders(config.ladder, config.router.default_ladder, by_model, classes=config.classes)
         kept = [None if self.network is None else self.network.reload()]
         kept.append(None if self._client_tls is None else self._client_tls.reload())
         if self._client_app is not None and self._config.frontend.keys is not None:
@@ -249,6 +249,7 @@ class Node:
             cache=config.caches()[0],
             models=models,
             ladders=config.ladder,
+            classes=config.classes,
         )
         await self._start_role(stages, "router", router, router_dispatcher(router, self.meters))
         self._server = server = self._client_port(router, texts, keys)
@@ -357,8 +358,12 @@ class Node:
         )
         yield Gauge("node_ready", "Whether the node would do its work now.", float(self.ready()[0]))
         if self.router is not None:
-            running = sum(session.state not in ENDED_STATES for session in self.router.snapshot().sessions)
+            snapshot = self.router.snapshot()
+            running = sum(session.state not in ENDED_STATES for session in snapshot.sessions)
             yield Gauge("num_requests_running", "Sessions in the router's care.", running)
+            for one in snapshot.classes:
+                text = "Whether speculation is on for a traffic class."
+                yield Gauge("class_speculation", text, float(one.speculation), (("traffic_class", one.name),))
         if self.network is not None:
             yield from self.network.gauges()
         if self._client_tls is not None:

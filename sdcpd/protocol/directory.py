@@ -27,6 +27,7 @@ class DirectoryRecord(Message, frozen=True, kw_only=True):
     model: str = field(default="", name="sdcpd_model")  # the name under which a client asked for it
     m_init: Uint = field(name="sdcpd_m_init")
     speculation: bool = field(default=True, name="sdcpd_speculation")
+    traffic_class: str = field(default="", name="sdcpd_class")
     vocabulary: Uint | UnsetType = field(default=UNSET, name="sdcpd_vocabulary")
     claim: str | UnsetType = field(default=UNSET, name="sdcpd_claim")  # a nonce of its writer: no two write the same
 
@@ -46,6 +47,7 @@ def write_directory_record(
             model=plan.model,
             m_init=plan.m_init,
             speculation=plan.speculation,
+            traffic_class=plan.traffic_class,
             vocabulary=UNSET if plan.vocabulary is None else plan.vocabulary,
             claim=plan.nonce or UNSET,
         )

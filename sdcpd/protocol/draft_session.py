@@ -54,12 +54,14 @@ _STOPPING = {
 
 
 class Identity(Struct, frozen=True):
-    """What this drafter is, for judging assignments. `model` is a digest of weights, or of a method (decision 10)."""
+    """What this drafter is, for judging assignments. `model` is a digest of weights, or of a method (decision 10);
+    `method` is how it drafts, for routers that prefer one."""
 
     instance: str
     model: bytes
     tokenizer: bytes
     vocabulary: int
+    method: str | UnsetType = UNSET
 
 
 def check_identity(assignment: Assignment, identity: Identity) -> None:

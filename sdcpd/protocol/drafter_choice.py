@@ -1,8 +1,9 @@
 """Which drafter one session may be given next (draft 6.1, 6.9; decisions 10, 44, 82, 102).
 
-On top of the fleet's order stands what this session went through: a drafter that refused or declined it is excluded
-for good (the session only grows), one that was silent or full rests, and each further rest is twice as long, so that
-a broken drafter does not interrupt self-decoding every few seconds.
+On top of the fleet's order, in which the home of the conversation comes first (its draft KV is there), stands what this
+session went through: a drafter that refused or declined it is excluded for good (the session only grows), one that was
+silent or full rests, and each further rest is twice as long, so that a broken drafter does not interrupt self-decoding
+every few seconds.
 """
 
 from collections.abc import Collection
@@ -32,6 +33,7 @@ class DrafterChoice:
         self._rests: dict[str, tuple[float, float]] = {}  # drafter: (until, length of its last rest)
         self._paused_until = 0.0
         self._pause_s = 0.0
+        self._prefix = fleet.affinity.prefix(plan.prompt)
 
     def exclude(self, drafter: str) -> None:
         self._excluded.add(drafter)
@@ -80,6 +82,8 @@ class DrafterChoice:
             drafters=None if isinstance(contract.drafters, UnsetType) else contract.drafters,
             avoid=avoid,
             excluded={*self._excluded, *resting, *dropping},
+            methods=self._plan.methods,
+            prefix=self._prefix,
         )
         return self._fleet.choose_drafter(need, now)
 

@@ -360,7 +360,8 @@ class Failover:
     def _fit(self, now: float) -> tuple[Instance, ...]:
         """Live verifiers that could take the session, best first."""
         contract = self._plan.contract
-        need = VerifierNeed(tokenizer=contract.tokenizer, target=contract.target, rule=contract.rule)
+        prefix = self._fleet.affinity.prefix(self._plan.prompt)
+        need = VerifierNeed(tokenizer=contract.tokenizer, target=contract.target, rule=contract.rule, prefix=prefix)
         length = len(self._plan.prompt) + contract.max_new
         return tuple(one for one in self._fleet.verifiers(need, now) if _holds(one, length, self._plan.vocabulary))
 

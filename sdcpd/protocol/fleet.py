@@ -8,19 +8,21 @@ A router that stood still cannot tell silence from deafness: the statuses it sho
 sockets. So the fleet notices when it was last looked at; a gap longer than a third of an instance's ttl gives that
 instance a fresh ttl before anybody is judged (95). The router therefore ticks at least every `tick_s`, well under it.
 
-Every choice is a pure function of the reports and `now`: candidates are ordered by a whole-number cost, then by URI.
+Every choice is a pure function of the reports and `now`: candidates are ordered by a whole-number cost, then by URI,
+and before them all stands the home of the conversation, if it may be one now (affinity).
 Placements made since an instance's last report count as queued there; without that, everything placed between
 two reports would go to the same instance.
 
 What this module refuses to know: sessions (beyond the ids a drafter declines), tasks, and how to reach anybody.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
+from sdcpd.protocol.affinity import DEFAULT_AFFINITY, Affinity, weight
 from sdcpd.protocol.messages import Status
 from sdcpd.protocol.problems import IllFormed, Overloaded
 from sdcpd.protocol.terms import InstanceRole
@@ -84,7 +86,8 @@ class DrafterNeed(Struct, frozen=True, kw_only=True):
     """What a session asks of a drafter.
 
     `drafters` are the permitted model digests, None for any (4.1). `vocabulary` None means the verifier does not
-    tell. `avoid` is used only if nobody else is left (6.5.2, decision 82); `excluded` never.
+    tell. `avoid` is used only if nobody else is left (6.5.2, decision 82); `excluded` never. Those that draft by one of
+    `methods` come before all others, in this order. `prefix` names the conversation (affinity).
     """
 
     session: bytes
@@ -93,14 +96,18 @@ class DrafterNeed(Struct, frozen=True, kw_only=True):
     drafters: tuple[bytes, ...] | None
     avoid: str | None = None
     excluded: Collection[str] = ()
+    methods: tuple[str, ...] = ()
+    prefix: bytes | None = None
 
 
 class VerifierNeed(Struct, frozen=True, kw_only=True):
-    """What a new session asks of a verifier. `target` None means any model with this tokenizer."""
+    """What a session asks of a verifier. `target` None means any model with this tokenizer; `prefix` names the
+    conversation (affinity)."""
 
     tokenizer: bytes
     target: bytes | None
     rule: int
+    prefix: bytes | None = None
 
 
 def _ttl_s(status: Status) -> float:
@@ -110,7 +117,8 @@ def _ttl_s(status: Status) -> float:
 class Fleet:
     """All instances that reported to this router. `limit` bounds their number."""
 
-    def __init__(self, limit: int = INSTANCES_LIMIT) -> None:
+    def __init__(self, limit: int = INSTANCES_LIMIT, affinity: Affinity = DEFAULT_AFFINITY) -> None:
+        self.affinity = affinity
         self._limit = limit
         self._instances: dict[str, Instance] = {}
         self._looked_at: float | None = None
@@ -166,10 +174,11 @@ class Fleet:
             self._instances[uri] = msgspec.structs.replace(one, placed=one.placed + 1)
 
     def verifiers(self, need: VerifierNeed, now: float) -> tuple[Instance, ...]:
-        """Live verifiers that can serve `need`, best first: low load, low queue, then URI."""
+        """Live verifiers that can serve `need`, best first: the conversation's home, then by load and queue."""
         self._look(now)
         fit = [one for one in self._instances.values() if self._lives(one, now) and _can_verify(one, need)]
-        return tuple(sorted(fit, key=lambda one: (_busyness(one), one.uri)))
+        home = self._home(need.prefix, {one.uri: _busyness(one) for one in fit})
+        return tuple(sorted(fit, key=lambda one: (one.uri != home, _busyness(one), one.uri)))
 
     def known_verifiers(self, need: VerifierNeed) -> tuple[Instance, ...]:
         """Verifiers that serve `need`, or did when last heard of, in order of URI. To tell of, not to place at."""
@@ -183,7 +192,29 @@ class Fleet:
         """
         self._look(now)
         fit = [one for one in self._instances.values() if self._lives(one, now) and _can_draft(one, need)]
-        return min(fit, key=lambda one: (one.uri == need.avoid, _drafter_cost(one), one.uri), default=None)
+        _, rank = min(((one.uri == need.avoid, _method_rank(one, need)) for one in fit), default=(False, 0))
+        fit = [one for one in fit if _method_rank(one, need) == rank]
+        best = min((_lacking(one) for one in fit if one.status.accept_milli is not UNSET), default=0)
+        home = self._home(
+            need.prefix,
+            # Nobody loses conversations for want of a figure: all would move when the first of two drafters has one.
+            {one.uri: _busyness(one) + (best if one.status.accept_milli is UNSET else _lacking(one)) for one in fit},
+        )
+        return min(
+            fit, key=lambda one: (one.uri == need.avoid, one.uri != home, _drafter_cost(one), one.uri), default=None
+        )
+
+    def _home(self, prefix: bytes | None, costs: Mapping[str, int]) -> str | None:
+        """Of these instances the one at which a conversation is at home, as far as their load lets it be."""
+        if prefix is None or not costs:
+            return None
+        least = min(costs.values())
+        may = [
+            uri
+            for uri, cost in costs.items()
+            if self.affinity.may_stay(load=self._instances[uri].status.load, cost=cost, least=least)
+        ]
+        return max(may, key=lambda uri: weight(prefix, uri), default=None)
 
     def _lives(self, one: Instance, now: float) -> bool:
         return not one.expired and now < one.expires_at
@@ -214,8 +245,18 @@ def _busyness(one: Instance) -> int:
 
 def _drafter_cost(one: Instance) -> int:
     """Low is good: busyness plus what recent acceptance lacks to 1, both in thousandths (6.1)."""
+    return _busyness(one) + _lacking(one)
+
+
+def _lacking(one: Instance) -> int:
     accept = one.status.accept_milli
-    return _busyness(one) + 1000 - (UNKNOWN_ACCEPT_MILLI if isinstance(accept, UnsetType) else accept)
+    return 1000 - (UNKNOWN_ACCEPT_MILLI if isinstance(accept, UnsetType) else accept)
+
+
+def _method_rank(one: Instance, need: DrafterNeed) -> int:
+    """Place of the drafter's method among those preferred; behind them all for another or one it does not tell."""
+    method = one.status.method
+    return need.methods.index(method) if method in need.methods else len(need.methods)
 
 
 def _can_verify(one: Instance, need: VerifierNeed) -> bool:

@@ -154,6 +154,8 @@ class Status(Message, frozen=True, kw_only=True):
     boot: SessionId | UnsetType = UNSET  # decision 48: 16 random octets, new at each process start
     rules: tuple[Uint, ...] | UnsetType = UNSET  # decisions 12, 115
     declined: tuple[SessionId, ...] | UnsetType = UNSET  # decision 102
+    method: Annotated[str, Meta(max_length=64)] | UnsetType = field(default=UNSET, name="sdcpd_method")  # a drafter's
+    kv_milli: Annotated[int, Meta(ge=0, le=1000)] | UnsetType = field(default=UNSET, name="sdcpd_kv_milli")  # in use
 
 
 class InlineRow(Message, frozen=True, kw_only=True):

@@ -8,10 +8,8 @@ the verifier's load).
     any -> ENDING (the verifier says it is over; the last tokens are being read) -> ENDED
     any -> RECOVERING (the verifier is lost: failover.py takes the session from it) -> OPENING at the next epoch
 
-The order of 6.1 is in the transitions: only the verifier's answer to PUT drafter yields the assignment for the
-drafter, with round, committed and digest copied from that answer (41). Where it states committed tokens, the
-assignment waits until the output read so far reaches that length and its digest chain agrees (41), and until these
-tokens are published as an object (91). Every naming takes a higher `seq` (111), so that late messages lose.
+The order of 6.1 is in the transitions: the session is opened (opening), somebody is chosen (drafter_choice), named at
+the verifier and assigned (naming).
 
 Beside this main lane run the reading of output (output_reader) and the closing (cleanup). What a drafter does wrong
 costs time, never the session: it is rested or excluded and somebody else is named (drafter_choice). A verifier is lost
@@ -30,13 +28,12 @@ from sdcpd.protocol.drafter_choice import DrafterChoice
 from sdcpd.protocol.failover import Adopted, Failover, GaveUp, Over, Result, Resumable, ending_of
 from sdcpd.protocol.fleet import Fleet
 from sdcpd.protocol.messages import Event, Sampling, SessionState
-from sdcpd.protocol.naming_order import NamingOrder
+from sdcpd.protocol.naming import Another, Gone, Naming, Progress, Unnamed, Yielded
 from sdcpd.protocol.opening import Opening, Overtaken, Unopened
 from sdcpd.protocol.output_copy import OutputCopy
 from sdcpd.protocol.output_reader import OutputReader, Unserved, unserved_kind
 from sdcpd.protocol.placement_values import (
     FIRST_EPOCH,
-    Accepted,
     Assign,
     Ending,
     FailingOver,
@@ -49,10 +46,8 @@ from sdcpd.protocol.placement_values import (
     Plan,
     Publish,
     ReadRecord,
-    Refused,
     WriteRecord,
     passing,
-    retry_after_s,
     words,
 )
 from sdcpd.protocol.policy_lane import PolicyLane
@@ -64,9 +59,9 @@ from sdcpd.protocol.verifier_watch import VerifierWatch
 class Placement:
     """One session. `start` once; then `outcome`, `event`, `tick`, `fail_over`, `switch` and `cancel` in any order.
 
-    `verifier` serves the session at `epoch`, is asked to open it, or was lost while it is RECOVERING. `ending` is set
-    when it is known how the session ended; `done` is true when nothing is left to be cleaned up. `target` carries the
-    session on: a drafter's URI, the verifier's own (110), or None. `round` is the last one the verifier told of.
+    `verifier` serves the session at `epoch`, is asked to open it, or was lost while it is RECOVERING. `ending`: how it
+    ended, once known; `done`: nothing is left to be cleaned up. `target` carries the session on: a drafter's URI, the
+    verifier's own (110), or None. `round` is the last one told of. `speculates` may be set; `tick` carries it out.
     """
 
     def __init__(self, plan: Plan, fleet: Fleet, patience: Patience) -> None:
@@ -77,6 +72,7 @@ class Placement:
         self.phase = Phase.OPENING
         self.target: str | None = None
         self.round = 0
+        self.speculates = plan.speculation
         self._fleet = fleet
         self._patience = patience
         self._outbox = Outbox(patience, plan.jitter)
@@ -86,16 +82,13 @@ class Placement:
         self._opening = Opening(plan, self._main, patience, self._policies)
         self._failover = Failover(plan, fleet, patience, self._outbox, self._reader.copy)
         self._cleanup = Cleanup(plan, fleet, self._outbox)
-        self._order = NamingOrder(plan.incarnation)
         self._choice = DrafterChoice(plan, fleet, patience)
         self._assignments = Assignments(plan, self._policies)
+        self._naming = Naming(plan, self._main, patience, self._reader, self._assignments, self._choice)
         self._watch = VerifierWatch(fleet, plan.verifier, plan.verifier_boot)
         self._target_boot: bytes | None = None
-        self._named_at = 0  # committed length when the target was named
-        self._assigned: str | None = None  # the drafter that may hold the latest assignment sent
         self._unprofitable = False  # the verifier asked for 110 (event kind 3)
         self._follows = False  # another router cares for the session: it is read, and nobody is named (89)
-        self._decodes_alone = True  # until the answer to a 110 lacks state 3
 
     @property
     def output(self) -> OutputCopy:
@@ -105,7 +98,7 @@ class Placement:
     @property
     def seq(self) -> int:
         """The highest `seq` given out (decision 111)."""
-        return self._order.latest
+        return self._naming.order.latest
 
     @property
     def drafter(self) -> str | None:
@@ -159,10 +152,9 @@ class Placement:
     def event(self, event: Event, now: float) -> tuple[Step, ...]:
         """The verifier reports a switch, the end of self-decoding, or the end of the session (6.5.2; 49, 83, 110).
 
-        Raises StaleEpoch for another epoch (49) and Conflict for a `seq` never given out (111). Repeats and events
-        that a newer naming has overtaken do nothing.
+        Raises StaleEpoch (49), and Conflict for a `seq` never given out (111). Repeats and overtaken ones do nothing.
         """
-        news = self._order.is_news(event, self.epoch, self._assignments.state)
+        news = self._naming.order.is_news(event, self.epoch, self._assignments.state)
         if news and self.ending is None and self.phase not in (Phase.ENDING, Phase.RECOVERING):
             if not isinstance(event.round, UnsetType):
                 self.round = max(self.round, event.round)
@@ -216,9 +208,9 @@ class Placement:
             case Name():
                 self._name_outcome(outcome, now)
             case Publish():
-                self._publish_outcome(outcome, now)
+                self._go_on(self._naming.published(outcome, now), now)
             case Assign(message=message):
-                self._assign_outcome(message.drafter, outcome, now)
+                self._go_on(self._naming.taken(message.drafter, outcome, now), now)
             case None:  # pragma: no cover - `answers` is false for an idle lane
                 raise AssertionError("an idle lane has no outcome")
 
@@ -249,105 +241,60 @@ class Placement:
             self.phase = Phase.NAMING  # as soon as the policy is taken
             return
         # Nobody at all (None): the verifier waits (state 2) and the fleet is looked at again with every tick.
-        chosen, target, self._target_boot = None, self.verifier if self._decodes_alone else None, None
-        if self._wants_drafter or not self._decodes_alone:
+        chosen, target, self._target_boot = None, self.verifier if self._naming.may_self_decode else None, None
+        if self._wants_drafter or not self._naming.may_self_decode:
             chosen = self._choice.candidate(now, avoid=avoid, dropping=self._cleanup.dropping)
         if chosen is not None:
             target, self._target_boot = chosen.uri, chosen.boot
             self._fleet.placed(chosen.uri)
-        if self._assigned is not None and self._assigned != target:
-            self._cleanup.drop(self._assigned, now)
-            self._assigned = None
+        if self._naming.assigned is not None and self._naming.assigned != target:
+            self._cleanup.drop(self._naming.assigned, now)
+            self._naming.assigned = None
         self.target = target
         if reason is not None:
             self._outbox.put(Moved(reason, target))
         if target is None:
             self.phase = Phase.SETTLED
             return
-        self._named_at = len(self.output)
-        self._name(target, now)
-
-    def _name(self, target: str, now: float) -> None:
-        self.phase = Phase.NAMING
-        self._order.next()
-        self._main.send(
-            Name(verifier=self.verifier, message=self._assignments.message(self.verifier, target, self.seq)), now
-        )
+        self.phase = self._naming.name(self.verifier, target, now)
 
     def _policy_taken(self, now: float) -> None:
         """The verifier has the profile: name somebody if that waited for it, else tell the drafter (decision 51)."""
         if self.phase is Phase.NAMING and self._main.action is None:
             self._place(None, now)
         elif self.drafter is not None and self.phase in (Phase.ASSIGNING, Phase.SETTLED):
-            self._name(self.drafter, now)
+            self.phase = self._naming.name_again(now)
 
     def _name_outcome(self, outcome: Outcome, now: float) -> None:
-        if isinstance(outcome, SessionState):
-            self._main.clear()
-            if not self._note_state(outcome, now):
-                return
-            self._named_at = outcome.committed
-            if self.target != self.verifier:
-                self.phase = Phase.GATHERING
-                self._gather(now)
-            elif outcome.state == State.SELF_DECODING:
-                self.phase = Phase.SETTLED
-            else:
-                self._decodes_alone = False
-                self._place("self_decode_unknown", now)
-        elif isinstance(outcome, Refused) and outcome.status == 410:
-            self._await_end(now)
-        elif isinstance(outcome, Refused) and outcome.status == 409 and self._order.catch_up(outcome.state):
-            self._place("seq_overtaken", now)
-        elif isinstance(outcome, Refused) and outcome.status == 409 and self._order.overtaken(outcome.state):
-            self._follows = self._failover.yields = True
-            self._place(None, now)
-        else:
-            self._retry_or_fail(outcome, self._patience.name_give_up_s, now)
-
-    def _gather(self, now: float) -> None:
-        """Wait for output up to the length the verifier answered, check the chain, publish, assign (41, 91)."""
-        state = self._assignments.known
-        if len(self.output) < state.committed:
-            if not self._reader.awaiting:
-                self._reader.await_more(self._patience.gather_give_up_s, now)
+        if not isinstance(outcome, SessionState):
+            self._go_on(self._naming.not_answered(outcome, now), now)
             return
-        self._reader.await_nothing()
-        if self.output.digest_at(state.committed) != state.digest:
-            self._fail("digest_mismatch", "the output read is not the prefix that the verifier states", now)
-        elif self._assignments.ready:
-            self._assign(now)
-        else:
-            self.phase = Phase.PUBLISHING
-            self._main.send(self._assignments.publish(self.output.tokens(0, state.committed)), now)
+        self._main.clear()
+        if self._note_state(outcome, now):
+            self._go_on(self._naming.answered(outcome, now), now)
 
-    def _publish_outcome(self, outcome: Outcome, now: float) -> None:
-        if isinstance(outcome, Accepted):
-            self._assignments.published(self._assignments.known.round)
-            self._assign(now)
-        elif passing(outcome) and self._main.tries < self._patience.tries:
-            self._main.wait(now, retry_after_s(outcome))
-        else:
-            self._choice.pause(now)  # without these tokens no drafter can start
-            self._place("tokens_unpublished", now)
-
-    def _assign(self, now: float) -> None:
-        assert self.target is not None
-        self.phase, self._assigned = Phase.ASSIGNING, self.target
-        self._main.send(Assign(message=self._assignments.message(self.verifier, self.target, self.seq)), now)
-
-    def _assign_outcome(self, drafter: str, outcome: Outcome, now: float) -> None:
-        if isinstance(outcome, Accepted):
-            self._main.clear()
-            self.phase = Phase.SETTLED
-            return
-        reason = self._choice.judged(drafter, outcome, self._main.tries, now)
-        if reason is None:
-            self._main.wait(now)
-            return
-        if reason != "drafter_unreachable":  # that one may have it, and is to be told otherwise
-            self._assigned = None
-        self._place(reason, now)
+    def _go_on(self, progress: Progress, now: float) -> None:
+        """How far the naming has come, or what is to be done about it."""
+        match progress:
+            case Phase():
+                self.phase = progress
+            case Another(reason=reason):
+                self._place(reason, now)
+            case Yielded():
+                self._follows = self._failover.yields = True
+                self._place(None, now)
+            case Gone():
+                self._await_end(now)
+            case Unnamed(outcome=outcome):
+                kind = "unreachable" if passing(outcome) else unserved_kind(outcome)
+                if kind in ("unreachable", "forgotten", "fenced"):
+                    self._fail_over(kind, now)
+                else:
+                    self._fail("verifier_refused", words(outcome), now)
+            case Ending() as ending:
+                self._end(ending, now)
+            case None:  # pragma: no branch
+                pass
 
     def _act_on(self, event: Event, now: float) -> None:
         if event.kind in (Action.FINISH, Action.FAIL):
@@ -357,7 +304,7 @@ class Placement:
         elif self.phase is Phase.OPENING:
             pass  # the open is being repeated; its answer brings a fresh state
         elif event.kind is Action.SWITCH:
-            if self.drafter is not None and event.committed <= self._named_at:
+            if self.drafter is not None and event.committed <= self._naming.named_at:
                 # Not one token since it was named: naming it again at once (82) would stall the session for ever.
                 self._choice.rest(self.drafter, now)
             self._place("switch", now, avoid=self.drafter)
@@ -374,9 +321,10 @@ class Placement:
         elif self.phase in (Phase.OPENING, Phase.ENDING, Phase.RECOVERING):
             return
         elif self.drafter is not None:
-            trouble = self._choice.trouble(self.drafter, self._target_boot, now)
+            off = self._naming.may_self_decode and not self.speculates
+            trouble = "speculation_off" if off else self._choice.trouble(self.drafter, self._target_boot, now)
             if trouble == "drafter_restarted":
-                self._assigned = None  # the new process holds nothing to drop
+                self._naming.assigned = None  # the new process holds nothing to drop
             if trouble is not None:
                 self._place(trouble, now)
         elif (
@@ -389,7 +337,7 @@ class Placement:
 
     @property
     def _wants_drafter(self) -> bool:
-        return self.plan.speculation and not self._unprofitable
+        return self.speculates and not self._unprofitable
 
     def _fail_over(self, kind: str, now: float, to: str | None = None) -> None:
         """The verifier is lost or taken for lost: nothing it says counts any more, its log decides (6.9)."""
@@ -409,7 +357,7 @@ class Placement:
                 self.round = max(self.round, resume.round)
                 self._assignments.moved(resume.round)
                 self._policies.reopened(verifier, resume.round)
-                self._unprofitable, self._decodes_alone, self._follows = False, True, False
+                self._unprofitable, self._naming.may_self_decode, self._follows = False, True, False
                 self._reader.move(verifier, epoch)
                 self.phase = Phase.OPENING
                 self._opening.resume(result, now)
@@ -456,20 +404,7 @@ class Placement:
         elif ending is not None:
             self._end(ending, now)
         elif self.phase is Phase.GATHERING:
-            self._gather(now)
-
-    def _retry_or_fail(self, outcome: Outcome, give_up_s: float, now: float) -> None:
-        """Decision 36: 5xx and lost answers again with the identical body. Silent for too long, or without the session
-        (404), or fenced: lost. Any other refusal is final."""
-        if passing(outcome) and now - self._main.since < give_up_s:
-            self._main.wait(now, retry_after_s(outcome))
-            return
-        self._main.clear()
-        kind = "unreachable" if passing(outcome) else unserved_kind(outcome)
-        if kind in ("unreachable", "forgotten", "fenced"):
-            self._fail_over(kind, now)
-        else:
-            self._fail("verifier_refused", words(outcome), now)
+            self._go_on(self._naming.gather(now), now)
 
     def _fail(self, reason: str, detail: str, now: float) -> None:
         self._end(Ending(finish=Action.FAIL, reason=reason, detail=detail), now)
@@ -488,13 +423,12 @@ class Placement:
         self._policies.lane.clear()
         open_in_flight = self._main.in_flight and isinstance(self._main.action, Open)
         open_lost = opening and self._opening.lost
-        closes = not gone and (open_in_flight or self._opening.lost or not opening)
-        if closes:
+        if closes := not gone and (open_in_flight or self._opening.lost or not opening):
             self._cleanup.close(self.verifier, now, open_in_flight=open_in_flight, open_lost=open_lost)
         if not (closes and open_in_flight):
             self._main.clear()
-        if self._assigned is not None and ending.finish is not Action.FINISH:
-            self._cleanup.drop(self._assigned, now)
+        if self._naming.assigned is not None and ending.finish is not Action.FINISH:
+            self._cleanup.drop(self._naming.assigned, now)
 
     def _lanes(self) -> tuple[AnyLane, ...]:
         return (self._main, self._reader.lane, self._failover.lane, self._policies.lane, *self._cleanup.lanes())

@@ -108,7 +108,7 @@ class Session:
         self._assignment_waits = False
         self._tickets = 0
         self._events = Events(opened.session, opened.epoch)
-        self._deadlines = Deadlines(limits, now)
+        self.deadlines = Deadlines(limits, now)
         if self.contract.max_new == 0:
             self._end(Action.FINISH, "max_new is 0")
 
@@ -186,7 +186,7 @@ class Session:
             return self.session_state()
         if fresh:
             self.prefix.limited(escalation.assigned(self.prefix.at.counters, self.contract, assignment.m_init))
-            self._deadlines.assigned(now)
+            self.deadlines.assigned(now)
         self.state = State.DRAFTING
         return self.session_state()
 
@@ -239,7 +239,7 @@ class Session:
         if rows is not None:
             self.named.proposed()
         self._proposal = proposal
-        self._deadlines.proposed()
+        self.deadlines.proposed()
         return Begin(work=self._next_work(scoreable(proposal, self.contract, self.prefix.at.committed)), rows=rows)
 
     def _refusal(self, now: float) -> None:
@@ -262,7 +262,7 @@ class Session:
         if not self.wants(ticket):
             return False
         self._in_flight = self._proposal = None
-        self._deadlines.verdict_sent(now)
+        self.deadlines.verdict_sent(now)
         self._refusal(now)
         return True
 
@@ -379,7 +379,7 @@ class Session:
         """Carry the round's action out on our side (6.5.2)."""
         match pending.action:
             case Action.CONTINUE | Action.REDUCE:
-                self._deadlines.verdict_sent(now)
+                self.deadlines.verdict_sent(now)
                 if self._period.over and not self.prefix.pending:
                     self._hand_back(Action.SELF_DECODE, None, now)
             case Action.SWITCH:
@@ -416,7 +416,7 @@ class Session:
         self.state = State.SELF_DECODING
         self.named.void = True
         self._period = Period(ordered=ordered)
-        self._deadlines.stop()
+        self.deadlines.stop()
 
     # Waiting and ending
 
@@ -424,7 +424,7 @@ class Session:
         """When `expire` should be called next, in the caller's seconds; None while nothing runs out."""
         if self.closed or self.stopped is not None or not self.settled:
             return None
-        return self._deadlines.next(self.state)
+        return self.deadlines.next(self.state)
 
     def expire(self, now: float, load: int) -> None:
         """Do what is due at `now` (decision 82). Early or late calls are harmless."""
@@ -433,13 +433,13 @@ class Session:
             return
         if self.state is State.DRAFTING:
             self._hand_back(Action.SWITCH, "no proposal in time", now)
-        elif self._deadlines.waited_too_long(now):
+        elif self.deadlines.waited_too_long(now):
             self._end(Action.FAIL, "no drafter for too long")
-        elif self._deadlines.ever_assigned and escalation.may_self_decode(self.contract, load):
+        elif self.deadlines.ever_assigned and escalation.may_self_decode(self.contract, load):
             self._self_decode(ordered=False)
         else:
-            self._deadlines.repeated(now)
-            if self._deadlines.ever_assigned:
+            self.deadlines.repeated(now)
+            if self.deadlines.ever_assigned:
                 self._say(Action.SWITCH, "still waiting for a drafter")
 
     def cancel(self, reason: str) -> None:
@@ -476,14 +476,14 @@ class Session:
         self._in_flight = None
         self._proposal = None
         self.prefix.drop_pending()
-        self._deadlines.stop()
+        self.deadlines.stop()
 
     def _hand_back(self, kind: Action, reason: str | None, now: float) -> None:
         """No drafter may propose any more; the router is asked for one (decisions 79, 81, 82)."""
         self.state = State.WAITING
         self.named.void = True
         self._period = Period(ordered=False)
-        self._deadlines.handed_back(now)
+        self.deadlines.handed_back(now)
         self._say(kind, reason)
 
     def _say(self, kind: Action, reason: str | None) -> None:

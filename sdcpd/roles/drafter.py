@@ -388,6 +388,7 @@ class Drafter:
             context_tokens=self._settings.session_tokens,
             boot=self._boot,
             declined=declined or UNSET,
+            method=self._identity.method,
         )
 
     def _load(self) -> int:

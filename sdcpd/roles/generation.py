@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
+from sdcpd.drafting.traffic_class import RequestFacts
 from sdcpd.protocol.messages import Output
 
 STOP_TOKENS_LIMIT: Final = 1024
@@ -36,9 +37,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     `logprobs` k (0 to 20) asks for each token's log-probability and those of the k likeliest in its place: then each
     page has `logprobs`, one entry a token, which `protocol.logprobs.unpack_entry` opens (decision 114).
 
-    `m_max` bounds the length of proposals below what the model's ladder says. `traffic_class` names how the session is
-    treated where load is distributed. `scope`, 16 octets, keeps what is cached and learned of it apart from sessions of
-    other scopes (draft 4.1); `group` is whom it belongs to, in the operator's words.
+    `m_max` bounds the length of proposals below what the model's ladder says. `scope`, 16 octets, keeps what is cached
+    and learned of it apart from sessions of other scopes (draft 4.1). `facts` are what traffic classes look at; the
+    router fills in model and temperature.
     """
 
     model: str
@@ -53,9 +54,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     rule: int | None = None
     logprobs: int | None = None
     m_max: int | None = None
-    traffic_class: str | None = None
     scope: bytes | None = None
-    group: str | None = None
+    facts: RequestFacts = RequestFacts()
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):

@@ -123,6 +123,7 @@ class Hosted:
         self._ports.meters.count("num_preemptions_total")
         self._log.info("preempted", kv_tokens=self.kv.valid_tokens)
         self.kv.drop()
+        self._count_waits()
 
     def prefill_left(self) -> Prefill | None:
         """What is known and has no valid KV yet, all but the last token, which goes with the next round."""
@@ -176,8 +177,19 @@ class Hosted:
         if rows:
             assert self.machine is not None
             told(self.machine.prefix, rows)
+        self._count_waits()
         if self.kv.valid_tokens >= len(self._context) - 1 and not self._prefilled:
             self._prefilled = True
+            self.changes.notify()
+
+    def _count_waits(self) -> None:
+        """Waits for others do not run while the KV is not there (82), whether for want of pages or of passes."""
+        machine, now = self.machine, self._ports.clock.now()
+        if machine is None:
+            return
+        if self.kv.valid_tokens < machine.prefix.last_position:
+            machine.deadlines.hold(now)
+        elif machine.deadlines.go_on(now):
             self.changes.notify()
 
     def take_work(self) -> Work:
@@ -294,6 +306,7 @@ class Hosted:
         )
         if len(self._context) == 1:
             self._prefilled = True
+        self._count_waits()
         self._on_work()
         self._log.info(
             "session opened",

@@ -8,8 +8,8 @@ Sessions outlive the router: each has a record in the directory, and a router th
 own (106). They belong to whoever reads their output here (84) until their end; unread for a while, they are cancelled.
 """
 
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ import trio
 from msgspec import UNSET, Struct, UnsetType
 
 from sdcpd.cache.refs import ObjectKind, log_reference, object_reference, record_reference
+from sdcpd.drafting.traffic_class import TrafficClass
 from sdcpd.protocol.fleet import Fleet, Instance, VerifierNeed
 from sdcpd.protocol.ladder import Ladder, contract_members, named
 from sdcpd.protocol.messages import Contract, Event, Output, Sampling, Status
@@ -43,6 +44,7 @@ from sdcpd.roles.router_settings import RoutedModel, RouterSettings
 from sdcpd.roles.router_views import RoutedSession, RouterSnapshot, describe_instance, describe_session, state_of
 from sdcpd.roles.sampling_terms import check_sampling, contract_sampling, rule_of, verifier_policy
 from sdcpd.roles.session_task import PAGE_TOKENS, SessionTask
+from sdcpd.roles.traffic import Traffic
 from sdcpd.roles.waits import within
 
 log = structlog.get_logger(__name__)
@@ -79,6 +81,7 @@ class Router:
         cache: str,
         models: tuple[RoutedModel, ...],
         ladders: Mapping[str, Ladder],
+        classes: Sequence[TrafficClass] = (),
     ) -> None:
         self._settings = settings
         self._ports = ports
@@ -87,8 +90,9 @@ class Router:
         self._models = {model.name: model for model in models}
         assert len(self._models) == len(models), "two models share a name"
         self._ladders: dict[str, Ladder] = {}
-        self.take_ladders(ladders, settings.default_ladder)
-        self._fleet = Fleet(settings.max_instances)
+        self._traffic = Traffic((), {}, ports.meters, ports.randomness.stream("class shares"))
+        self.take_ladders(ladders, settings.default_ladder, classes=classes)
+        self._fleet = Fleet(settings.max_instances, settings.affinity)
         self._sessions: OrderedDict[bytes, SessionTask] = OrderedDict()
         self._ended: OrderedDict[bytes, Ended] = OrderedDict()
         self._ids = ports.randomness.stream("session ids")
@@ -114,21 +118,29 @@ class Router:
             self._nursery = None
 
     def take_ladders(
-        self, ladders: Mapping[str, Ladder], default: str, by_model: Mapping[str, str | None] | None = None
+        self,
+        ladders: Mapping[str, Ladder],
+        default: str,
+        by_model: Mapping[str, str | None] | None = None,
+        *,
+        classes: Sequence[TrafficClass] = (),
     ) -> None:
-        """From now on new sessions escalate by these; a session's contract never changes (4.1).
+        """From now on new sessions fall in these classes and escalate by these ladders; a session's contract never
+        changes (4.1).
 
         `by_model`: the ladder that each model names now, None for the default; without it as at the start. Raises
         LadderError, and keeps the old ones, when a ladder that is named does not exist.
         """
         chosen = {name: model.ladder for name, model in self._models.items()}
         chosen |= {name: ladder for name, ladder in (by_model or {}).items() if name in chosen}
-        self._ladders = {
+        taken = {
             name: named(ladders, default, "router.default_ladder")
             if ladder is None
             else named(ladders, ladder, f"models.{name}.ladder")
             for name, ladder in chosen.items()
         }
+        self._traffic.take(classes, ladders)
+        self._ladders = taken
 
     # What peers call (Table 1)
 
@@ -221,11 +233,9 @@ class Router:
             raise GenerationRefused("unknown_model", f"there is no model {request.model[:256]!r}", param="model")
         check_tokens(request)
         check_sampling(request)
-        if request.traffic_class is not None:
-            detail = f"there is no traffic class {request.traffic_class[:128]!r} at this router"
-            raise GenerationRefused("invalid", detail, param="speculation.class")
         now = self._ports.clock.now()
-        verifiers = self._fleet.verifiers(_need(model, rule_of(request)), now) if self._nursery is not None else ()
+        need = _need(model, rule_of(request), self._settings.affinity.prefix(request.prompt))
+        verifiers = self._fleet.verifiers(need, now) if self._nursery is not None else ()
         if not verifiers:
             detail = f"no verifier serves {model.name} under acceptance rule {rule_of(request)} now"
             raise GenerationRefused("not_ready", detail, retry_after_s=1)
@@ -260,6 +270,7 @@ class Router:
                 *(ended.view for ended in self._ended.values()),
             ),
             instances=tuple(describe_instance(one, now) for one in self._fleet.instances()),
+            classes=self._traffic.views(Counter(task.placement.plan.traffic_class for task in self._sessions.values())),
         )
 
     # Inside
@@ -278,6 +289,7 @@ class Router:
 
     def _look(self) -> None:
         now = self._ports.clock.now()
+        self._traffic.look(self._fleet, now)
         for task in list(self._sessions.values()):
             if task.unread(now, self._settings.unread_limit_s):
                 task.leave()
@@ -308,6 +320,7 @@ class Router:
             incarnation=record.incarnation,
             speculation=record.speculation,
             model=record.model,
+            traffic_class=record.traffic_class,
             policy=record.policies[-1].sampling if record.policies else UNSET,
             logprobs=None if isinstance(record.open.logprobs, UnsetType) else record.open.logprobs,
         )
@@ -317,6 +330,7 @@ class Router:
             ports=self._ports,
             settings=self._settings,
             adopted=claimed,
+            enrolled=self._traffic.take_up(record.traffic_class) if record.speculation else None,
         )
         self._sessions[plan.session] = task
         self._ports.meters.count("adopted_sessions_total")
@@ -335,11 +349,14 @@ class Router:
             prompt_tokens=len(plan.prompt),
             max_new=plan.contract.max_new,
             speculation=plan.speculation,
+            traffic_class=plan.traffic_class or None,
         )
         if task.attended:
             self._ports.meters.count("routed_sessions_total")
         await task.run()
         now = self._ports.clock.now()
+        if task.enrolled is not None:
+            self._traffic.ended(task.enrolled, task.placement, task.pace)
         view = describe_session(task, now)
         del self._sessions[task.session]
         self._ended[task.session] = Ended(view, now, plan.commit_log, plan.record)
@@ -389,7 +406,8 @@ class Router:
     def _task(self, request: GenerationRequest, model: RoutedModel, verifier: Instance, max_new: int) -> SessionTask:
         session = self._ids.octets(16)
         assert session not in self._sessions, "random session ids do not meet"
-        members = contract_members(self._ladders[model.name], max_new)
+        enrolled = self._traffic.enrol(request)
+        members = contract_members(self._traffic.ladder(enrolled, self._ladders[model.name]), max_new)
         m_max = members.m_max if request.m_max is None else min(members.m_max, request.m_max)
         target = verifier.status.model
         assert not isinstance(target, UnsetType), "the fleet offers no verifier without a model"
@@ -417,13 +435,21 @@ class Router:
             vocabulary=vocabulary_of(verifier),
             m_init=min(members.m_init, m_max),
             incarnation=FIRST_INCARNATION,
-            speculation=request.speculation,
+            speculation=request.speculation and (enrolled is None or not enrolled.compared),
             model=model.name,
             policy=verifier_policy(request),
             logprobs=request.logprobs,
+            methods=() if enrolled is None else enrolled.guard.rules.methods,
+            traffic_class="" if enrolled is None else enrolled.name,
         )
         placement = Placement(plan, self._fleet, self._settings.patience)
-        return SessionTask(placement, model=model.name, ports=self._ports, settings=self._settings)
+        return SessionTask(
+            placement,
+            model=model.name,
+            ports=self._ports,
+            settings=self._settings,
+            enrolled=enrolled if request.speculation else None,
+        )
 
     def _plan(self, session: bytes, contract: Contract, prompt: tuple[int, ...], **members: Any) -> Plan:
         """What is fixed for a session of this router, new or taken up.
@@ -465,5 +491,5 @@ class _Block:
         self._task.leave()  # no-op when it has ended; nothing is awaited here, so a cancelled block leaves as well
 
 
-def _need(model: RoutedModel, rule: int = Rule.GREEDY) -> VerifierNeed:
-    return VerifierNeed(tokenizer=model.tokenizer, target=model.target, rule=rule)
+def _need(model: RoutedModel, rule: int = Rule.GREEDY, prefix: bytes | None = None) -> VerifierNeed:
+    return VerifierNeed(tokenizer=model.tokenizer, target=model.target, rule=rule, prefix=prefix)

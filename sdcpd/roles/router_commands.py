@@ -75,8 +75,8 @@ class RouterCommands:
     async def switch(self, session: str) -> CommandDone:
         """Have another drafter named. Raises Problem."""
         task = self._task(session)
-        if not task.placement.plan.speculation:
-            raise Conflict("the session was asked for without speculation; it has no drafter to switch")
+        if not task.placement.speculates:
+            raise Conflict("speculation is off for the session; it has no drafter to switch")
         if task.placement.phase in (Phase.OPENING, Phase.RECOVERING, Phase.ENDING):
             state = self._state_of(task)
             raise Conflict(f"the session is {state}; try again when `sdcpctl show` says drafting or self_decoding")

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from sdcpd.protocol.affinity import Affinity
 from sdcpd.protocol.ladder import SHIPPED
 from sdcpd.protocol.placement_values import Patience
 from sdcpd.protocol.terms import Hash32
@@ -62,4 +63,6 @@ class RouterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What an output poll may take beyond the wait it asks for."""
     tokens_ttl_ms: Annotated[int, Meta(ge=1000, le=86_400_000)] = 600_000
     """Life of a `committed_tokens` object: its drafter reads it at once, with retries."""
+    affinity: Affinity = Affinity()
+    """How much it counts where a conversation was before, against load."""
     patience: Patience = Patience()

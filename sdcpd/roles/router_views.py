@@ -6,6 +6,7 @@ from sdcpd.protocol.fleet import Instance
 from sdcpd.protocol.placement_values import Phase
 from sdcpd.protocol.terms import Action, session_path_id
 from sdcpd.roles.session_task import SessionTask
+from sdcpd.roles.traffic import ClassView
 
 
 class RoutedSession(Struct, frozen=True, kw_only=True):
@@ -26,6 +27,7 @@ class RoutedSession(Struct, frozen=True, kw_only=True):
     age_s: float
     reason: str | None = None
     detail: str | None = None
+    traffic_class: str | None = None
 
 
 class KnownInstance(Struct, frozen=True, kw_only=True):
@@ -40,17 +42,19 @@ class KnownInstance(Struct, frozen=True, kw_only=True):
     age_ms: int
     ttl_ms: int
     expired: bool
+    method: str | None
     model: str | None
     boot: str | None
 
 
 class RouterSnapshot(Struct, frozen=True, kw_only=True):
-    """All sessions in care and those that ended lately, and all instances. `in_care` counts the former, those being
-    closed included: what counts against `max_sessions`."""
+    """All sessions in care and those that ended lately, all instances, and the traffic classes. `in_care` counts the
+    first, those being closed included: what counts against `max_sessions`."""
 
     in_care: int
     sessions: tuple[RoutedSession, ...]
     instances: tuple[KnownInstance, ...]
+    classes: tuple[ClassView, ...] = ()
 
 
 def describe_session(task: SessionTask, now: float) -> RoutedSession:
@@ -68,7 +72,8 @@ def describe_session(task: SessionTask, now: float) -> RoutedSession:
         max_new=plan.contract.max_new,
         verifier=placement.verifier,
         drafter=placement.drafter,
-        speculation=plan.speculation,
+        speculation=placement.speculates,
+        traffic_class=plan.traffic_class or None,
         age_s=round(now - task.started_at, 3),
         reason=None if ending is None else ending.reason,
         detail=None if ending is None or not ending.detail else ending.detail,
@@ -105,6 +110,7 @@ def describe_instance(one: Instance, now: float) -> KnownInstance:
         age_ms=round((now - one.received_at) * 1000),
         ttl_ms=status.ttl_ms,
         expired=one.expired or one.expires_at <= now,
+        method=None if isinstance(status.method, UnsetType) else status.method,
         model=None if isinstance(status.model, UnsetType) else status.model.hex(),
         boot=None if one.boot is None else session_path_id(one.boot),
     )

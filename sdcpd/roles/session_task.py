@@ -61,6 +61,7 @@ from sdcpd.roles.ports import (
     Unreachable,
 )
 from sdcpd.roles.router_settings import RouterSettings
+from sdcpd.roles.traffic import Enrolled, Pace
 from sdcpd.roles.waits import Changes, within
 
 PAGE_TOKENS: Final = 4096
@@ -75,6 +76,7 @@ class SessionTask:
 
     `readers` wait for output from outside. `attended`: a client holds the session, and its leaving ends it. One that
     was adopted from the directory belongs to whoever reads its output; `unread` tells whether nobody does.
+    `enrolled`: the traffic class it is in.
     """
 
     def __init__(
@@ -85,8 +87,13 @@ class SessionTask:
         ports: Ports,
         settings: RouterSettings,
         adopted: Claimed | None = None,
+        enrolled: Enrolled | None = None,
     ) -> None:
         self.placement = placement
+        self.enrolled = enrolled
+        if enrolled is not None:
+            enrolled.steer(placement)
+        self.pace = Pace()
         self.attended = adopted is None
         self._adopted = adopted
         self.readers = 0
@@ -162,7 +169,9 @@ class SessionTask:
         self._wake.notify()
 
     def look(self) -> None:
-        """The fleet may have changed."""
+        """The fleet may have changed, or the traffic class its mind."""
+        if self.enrolled is not None:
+            self.enrolled.steer(self.placement)
         if self._nursery is not None:
             self._do(self.placement.tick(self._ports.clock.now()))
 
@@ -256,6 +265,7 @@ class SessionTask:
         held = self.placement.output.complete
         steps = self.placement.outcome(action.call, outcome, self._ports.clock.now())
         if self.placement.output.complete > held:
+            self.pace.grew(len(self.placement.output), self._ports.clock.now())
             self._output.notify()
         self._do(steps)
 

@@ -281,6 +281,7 @@ class Verifier:
             context_tokens=info.session_tokens,
             boot=self._boot,
             rules=RULES_SERVED,
+            kv_milli=1000 * (info.pages - self._engine.free_pages) // info.pages,
         )
 
     def snapshot(self) -> VerifierSnapshot:

@@ -60,7 +60,7 @@ async def test_a_key_takes_its_groups_scope_into_the_session(world: World) -> No
         headers = {"content-type": "application/json", "authorization": f"{scheme} {KEY}"}
         assert (await world.call("POST", "/v1/completions", json_body=ASK, headers=headers)).status == 200
     first, second = world.generations.requests
-    assert first.group == "lab"
+    assert first.facts.group == "lab"
     assert first.scope == Caller(name="x", group="lab").scope == second.scope
 
 

@@ -1,5 +1,6 @@
 """The node's configuration: the shipped file, checks across sections, and what --check says."""
 
+import json
 import re
 import subprocess
 import sys
@@ -121,6 +122,71 @@ def test_a_model_may_name_its_ladder(model: Path) -> None:
     (fault,) = faults(file, models)
     assert fault.startswith("frontend.models[0].ladder: ")
     assert "there is no [ladder.hasty]" in fault
+
+
+CODE = {"name": "code", "match": {"metadata": {"tag": "code"}}}
+
+
+def with_classes(model: Path, *classes: dict[str, object]) -> Config:
+    """The shipped file with these classes."""
+    return load_config(SHIPPED, [f"engine.model={model}", f"class=[{', '.join(map(_inline, classes))}]"])
+
+
+def _inline(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_inline(each)}" for name, each in value.items()) + "}"
+    return json.dumps(value)
+
+
+def test_the_class_that_is_shown_is_a_good_one(model: Path) -> None:
+    shown = re.search(r"\[\[class\]\]\n.*", SHIPPED.read_text(), re.DOTALL)
+    assert shown is not None
+    lines = [re.sub(r"^#   ", "", line) for line in shown[0].splitlines()]
+    path = model.parent / "class.toml"
+    path.write_text(SHIPPED.read_text() + "\n".join(lines))
+    (one,) = load_config(path, [f"engine.model={model}"]).classes
+    assert one.name == "code"
+    assert one.acceptance is not None
+    assert config_warnings(load_config(path, [f"engine.model={model}"])) == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ([CODE | {"colour": 1}], "class: is"),
+        ([CODE, CODE], "class[1].name: 'code' is another class's name as well. Give each its own."),
+        ([CODE | {"ladder": "steep"}], "class[0].ladder: class[0].ladder: there is no [ladder.steep]"),
+        ([CODE | {"kv_usage": {"off": 0.1, "on": 0.2}}], "class: is"),
+    ],
+)
+def test_classes_that_cannot_be(model: Path, classes: list[dict[str, object]], message: str) -> None:
+    with pytest.raises(ConfigRefused) as refused:
+        with_classes(model, *classes)
+    assert str(refused.value.faults[0]).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("classes", "warning"),
+    [
+        ([{"name": "all"}, CODE], "class[1] (code) takes no request: class[0] (all) comes first and takes all of them"),
+        ([CODE | {"match": {"model": "none"}}], "class[0].match.model = 'none' is no model that clients may name (a"),
+        ([CODE | {"methods": ["suffix"]}], "class[0].methods = ['suffix'], but the only drafter has drafter.method ="),
+        (
+            [CODE | {"probe_share": 0.0, "repeated": {"off": 1, "on": 0}}],
+            "class[0].probe_share is 0: once its sessions",
+        ),
+        ([CODE | {"target_ms_per_token": 1}], "class[0].target_ms_per_token turns speculation off only where"),
+    ],
+)
+def test_classes_that_do_less_than_they_seem_to(model: Path, classes: list[dict[str, object]], warning: str) -> None:
+    (found,) = config_warnings(with_classes(model, *classes))
+    assert found.startswith(warning)
+
+
+def test_classes_without_a_router_are_warned_of(model: Path) -> None:
+    overrides = [*role_overrides("drafter", model), 'class=[{name = "c"}]']
+    (found,) = config_warnings(load_config(ROLE_FILES / "drafter.toml", overrides))
+    assert found.startswith("class: traffic classes are the router's")
 
 
 def test_the_shipped_file_shows_true_defaults(model: Path) -> None:

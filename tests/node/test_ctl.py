@@ -15,6 +15,7 @@ from msgspec import Struct
 from sdcpd.edge.admin import Admin, bind_admin_socket, serve_admin
 from sdcpd.node import ctl
 from sdcpd.protocol.terms import session_path_id
+from sdcpd.roles.traffic import ClassView
 
 FIRST, SECOND = b"A" * 16, b"A" * 8 + b"B" * 8
 DASHED = (b"\xf8" + b"C" * 15, b"\xfb\xe1" + b"D" * 14)
@@ -38,9 +39,24 @@ class InstanceRow(Struct, frozen=True):
     load: int
 
 
+CODE = ClassView(
+    name="code",
+    speculation=False,
+    reason="acceptance",
+    running=2,
+    with_sessions=3,
+    with_ms_per_token=20.0,
+    without_sessions=1,
+    without_ms_per_token=10.0,
+    ratio=0.5,
+    acceptance=0.25,
+)
+
+
 class RouterSnapshot(Struct, frozen=True):
     sessions: tuple[SessionRow, ...] = ()
     instances: tuple[InstanceRow, ...] = ()
+    classes: tuple[ClassView, ...] = (CODE,)
 
 
 @pytest.fixture
@@ -116,9 +132,18 @@ async def test_json_is_the_answer_itself(served: str, capsys: pytest.CaptureFixt
 async def test_instances(served: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run("instances", "--socket", served) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["instance", "role", "load", "queue", "placed", "accept_milli", "age_ms", "ttl_ms", "expired"],
-        ["http://n/verifier/", "-", "3", "-", "-", "-", "-", "-", "-"],
+        ["instance", "role", "method", "load", "queue", "placed", "accept_milli", "age_ms", "ttl_ms", "expired"],
+        ["http://n/verifier/", "-", "-", "3", "-", "-", "-", "-", "-", "-"],
     ]
+
+
+async def test_classes(served: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("classes", "--socket", served) == 0
+    head, code = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head[:4] == ["class", "speculation", "reason", "running"]
+    assert code == ["code", "off", "acceptance", "2", "0.25", "3", "20", "1", "10", "0.5"]
+    assert await run("classes", "--json", "--socket", served) == 0
+    assert json.loads(capsys.readouterr().out)["classes"][0]["name"] == "code"
 
 
 def test_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

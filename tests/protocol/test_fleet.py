@@ -171,6 +171,20 @@ def test_placements_between_reports_spread_over_equals() -> None:
     assert chosen(fleet, 0.2) == uri("d1")
 
 
+def test_drafters_of_a_preferred_method_come_first_and_others_for_want_of_them() -> None:
+    """A traffic class prefers methods, in order; load, queue and acceptance decide among equals."""
+    fleet = Fleet()
+    fleet.report(status("d1"), 0.0)
+    assert chosen(fleet, 0.0, methods=("suffix",)) == uri("d1"), "one that tells no method is better than nobody"
+    fleet.report(status("d2", method="suffix", load=90), 0.0)
+    fleet.report(status("d3", method="suffix", load=80), 0.0)
+    fleet.report(status("d4", method="ngram", accept_milli=1000), 0.0)
+    assert chosen(fleet, 0.0) == uri("d4")
+    assert chosen(fleet, 0.0, methods=("suffix", "ngram")) == uri("d3")
+    assert chosen(fleet, 0.0, methods=("draft_model", "ngram")) == uri("d4")
+    assert chosen(fleet, 0.0, methods=("suffix",), avoid=uri("d3")) == uri("d2")
+
+
 def test_the_same_drafter_again_only_for_want_of_another() -> None:
     fleet = Fleet()
     fleet.report(status("d1"), 0.0)

@@ -440,6 +440,21 @@ def test_unprofitable_and_profitable() -> None:
     assert world.moves == [("unprofitable", V), ("profitable", D1)]
 
 
+def test_speculation_is_turned_off_and_on_again() -> None:
+    """A traffic class may do so at any time; the verifier then decodes by itself (decision 110)."""
+    world = World(D1).drafting()
+    world.machine.speculates = False
+    world.wait(0.5)
+    world.answer(world.next(Drop), Accepted())
+    world.answer(world.next(Name), world.state(State.SELF_DECODING))
+    world.wait(10)
+    assert "Name" not in world.wants()
+    world.machine.speculates = True
+    world.wait(0.5)
+    assert world.next(Name).message.drafter == D1
+    assert world.moves == [("speculation_off", V), ("drafter_appeared", D1)]
+
+
 # -- events --------------------------------------------------------------------------------------------------------
 
 
@@ -909,6 +924,7 @@ INPUTS = st.one_of(
     st.tuples(st.just("die"), st.sampled_from([V, V2, D1, D2]), st.none()),
     st.tuples(st.just("live"), st.sampled_from([V, V2, D1, D2]), st.none()),
     st.tuples(st.just("operator"), st.sampled_from([None, V, V2]), st.none()),
+    st.tuples(st.just("class"), st.none(), st.none()),
     st.tuples(st.just("boot"), st.sampled_from([V, V2, D1, D2]), st.none()),
     st.tuples(st.just("commit"), st.integers(1, 6), st.none()),
     st.tuples(st.just("cancel"), st.none(), st.none()),
@@ -949,6 +965,8 @@ def feed(world: World, kind: str, first: Any, second: Any) -> None:
             world.alive.setdefault(first, VERIFIER if first in (V, V2) else {"role": 1})
         case "boot" if first in world.alive:
             world.alive[first] = {**world.alive[first], "boot": bytes([len(world.output)]) * 16}
+        case "class":
+            world.machine.speculates = not world.machine.speculates
         case "operator":
             world.take(world.machine.fail_over(world.now, to=first))
             world.take(world.machine.switch(world.now))

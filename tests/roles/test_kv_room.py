@@ -291,3 +291,23 @@ def test_all_end_whatever_they_ask_for(sizes: list[tuple[int, int]], data: Any) 
             visitors.remove(visitor)
     assert not visitors
     assert engine.free_pages == 10
+
+
+@pytest.mark.parametrize("pass_s", [0.2, 1.0])
+async def test_neither_waiting_for_pages_nor_computing_counts_as_waiting_for_a_drafter(
+    autojump_clock: MockClock, pass_s: float
+) -> None:
+    """82: a session that cannot be opened yet, since others have the pages or its prompt takes long, is not late."""
+    of = contract(stop=(), max_new=20, m_max=8)
+    async with running({**SMALL, "pass_s": pass_s}, waiting_limit_s=5.0, prefill_chunk_tokens=16) as stand:
+        results: dict[int, list[int]] = {}
+
+        async def one(number: int) -> None:
+            results[number] = await decode(stand, number, of, length=100)
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(one, number)
+        assert trio.current_time() - began > 2 * 5.0, "else nobody had to wait for longer than the limit"
+        assert results == {number: greedy(prompt(number, 100), 20) for number in range(3)}

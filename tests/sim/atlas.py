@@ -58,6 +58,9 @@ _ROGUE: Final = (
     "outside_vocabulary",
     "other_body",
     "silence",
+    "rows_false",
+    "rows_lost",
+    "rows_late",
 )
 
 # Why a session may fail, by the beginning of its reason and (in brackets) its detail. A reason that is not here

@@ -1,9 +1,10 @@
 """The invariants of design 5.5, fed by taps on the ports: what was made durable, what was answered, what a reader saw.
 
-Numbers in the messages are those of 5.5. Items 8 (draws) and 11 (leases) have nothing to check before rule 2 is served.
+Numbers in the messages are those of 5.5, and a decision's where that says it. README.md lists which check is where.
 The checkers hold the only other copy of each log; at every restart of its cache the log is compared with it.
 """
 
+import contextlib
 from collections.abc import Callable
 
 import trio
@@ -11,14 +12,17 @@ import trio
 from sdcpd.cache.journal import Written
 from sdcpd.cache.log_requests import AppendToLog, CreateLog, LogAppended, ReplaceRecord
 from sdcpd.cache.log_store import Batch, LogStore
-from sdcpd.cache.refs import LogName, RecordName, parse_path
+from sdcpd.cache.refs import LogName, ObjectName, RecordName, parse_path
 from sdcpd.edge.transport import Request, Response
 from sdcpd.protocol.commit_log import CommitRecord, read_records
 from sdcpd.protocol.encoding import decode
-from sdcpd.protocol.messages import Assignment, Output, Proposal, SessionOpen, SessionState, Verdict
+from sdcpd.protocol.messages import Assignment, Output, Policy, Proposal, SessionOpen, SessionState, Verdict
 from sdcpd.protocol.problems import Problem
 from sdcpd.protocol.terms import session_path_id
 from sdcpd.roles.ports import Peer
+from tests.sim.injector import Injector
+from tests.sim.row_checks import RowChecks
+from tests.sim.sampling_book import Wish
 from tests.sim.session_book import Book, Wrong
 from tests.sim.sim_node import Incarnation
 
@@ -26,12 +30,13 @@ from tests.sim.sim_node import Incarnation
 class Checkers:
     """`wrong` is told of the first thing that does not hold; `rot` says whether a bit of the journal has flipped."""
 
-    def __init__(self, wrong: Callable[[str], None], rot: Callable[[], bool]) -> None:
+    def __init__(self, wrong: Callable[[str], None], inject: Injector) -> None:
         self.books: dict[bytes, Book] = {}
-        self.asked: dict[bytes, None] = {}  # all sessions that clients were told of, in that order
+        self.asked: dict[bytes, Wish] = {}  # all sessions that clients were told of, in that order
+        self.rows = RowChecks(wrong, lambda: not inject.injected)
         self.rounds = 0
         self._wrong = wrong
-        self._rot = rot
+        self._inject = inject
         self._answered: dict[tuple[str, int, bytes], int] = {}  # the highest epoch that an incarnation answered at
         self._recorded: dict[bytes, float] = {}
         self._early: dict[bytes, bytes] = {}  # logs begun by a router's fence, before any verifier saw the session
@@ -68,7 +73,7 @@ class Checkers:
         if book is None:
             self._early[session] = octets
             return
-        if self._rot() and book.log.startswith(octets) and book.log != octets:
+        if self._inject.any("bit_rot") and book.log.startswith(octets) and book.log != octets:
             book.rewind()  # a flipped bit at the end of the journal looks like the torn end of a crash
         if not octets.startswith(book.log):
             self._wrong(f"1: {session_path_id(session)}: a restarted cache lost acknowledged records")
@@ -80,7 +85,7 @@ class Checkers:
         book = self.books.get(session)
         if book is None:
             self._early.pop(session, None)
-        elif self._rot():
+        elif self._inject.any("bit_rot"):
             book.rewind()
         elif book.octets:
             self._wrong(f"1: {session_path_id(session)}: its log is gone or damaged")
@@ -101,6 +106,14 @@ class Checkers:
 
     # Messages
 
+    def _again(self) -> bool:
+        return self._inject.any("router_doubled")
+
+    def asked_to_draft(self, request: Request) -> None:
+        """A request reached a drafter."""
+        if (request.method, request.path) == ("POST", "assignments"):
+            self.rows.assigned(decode(request.body, Assignment))
+
     def arrived(self, peer: Peer, request: Request) -> None:
         """A request reached a verifier."""
         try:
@@ -108,12 +121,13 @@ class Checkers:
                 case "POST", ["sessions"]:
                     opened = decode(request.body, SessionOpen)
                     if opened.session not in self.books:
-                        self.books[opened.session] = Book(opened)
+                        self.books[opened.session] = Book(opened, self.asked.get(opened.session), self._again)
                         self._durable(opened.session, self._early.pop(opened.session, b""))
                 case "POST", ["proposals"]:
                     proposal = decode(request.body, Proposal)
                     book = self.books.get(proposal.session)
                     if book is not None and proposal.drafter == peer.uri:
+                        self.rows.proposed(proposal)
                         book.proposals.setdefault((proposal.epoch, proposal.round), []).append(proposal)
                 case _:
                     pass
@@ -122,11 +136,16 @@ class Checkers:
 
     def served(self, node: Incarnation, role: str, peer: Peer, request: Request, response: Response) -> None:
         """A handler has answered."""
+        path = request.path.split("/")
+        if role == "verifier" and path == ["proposals"]:
+            self._answered_to(request)
         if response.status >= 300:
             return
-        path = request.path.split("/")
         if role == "cache":
-            if path[-2] == "l" and request.method == "GET":
+            self.rows.cached(request, response)
+            if path[0] == "leases":
+                pass
+            elif path[-2] == "l" and request.method == "GET":
                 self._log_read(_session(request.path), response.body)
             elif path[-2] == "l" and peer.role == "verifier":
                 name, epoch = peer.uri.split("/")[2].split(".")[0], int(request.headers["kvsp-epoch"])
@@ -137,6 +156,9 @@ class Checkers:
         match request.method, path:
             case "POST", ["proposals"]:
                 self._verdict(node, decode(request.body, Proposal), response.body)
+            case "POST", ["sessions", _, "policy"]:
+                policy, state = decode(request.body, Policy), decode(response.body, SessionState)
+                self.books[state.session].sampling.accepted(state.epoch, policy)
             case "GET", ["sessions", _, "output"]:
                 self._output(node, decode(response.body, Output))
             case "PUT", ["sessions", _, "drafter"]:
@@ -165,6 +187,16 @@ class Checkers:
             seq = assignment.seq
             assert isinstance(seq, int), "our routers always send it"
             self._book_checked(assignment.session, lambda book: book.named_by(node.number, seq))
+        path = request.path.split("?")[0]
+        if request.method == "GET" and path.endswith("/q") and response.status == 200:
+            name = parse_path(path)
+            assert isinstance(name, ObjectName)
+            if name.session in self.books:
+                self.books[name.session].sampling.rows.setdefault(path, []).append(response.body)
+
+    def _answered_to(self, request: Request) -> None:
+        with contextlib.suppress(Problem):  # a rogue's octets
+            self.rows.answered(decode(request.body, Proposal))
 
     def _named(self, assignment: Assignment) -> None:
         seq = assignment.seq
@@ -209,6 +241,8 @@ class Checkers:
         """Output as somebody is about to see it: each token's record is in the log."""
         book = self.books[page.session]
         known = book.expected if book.rotted else book.output
+        if known is None:
+            return  # of a text that followed from draws and drafts, the log was the only witness
         shown = tuple(known[page.from_ : page.from_ + len(page.tokens)])
         if shown != page.tokens:
             self._wrong(f"{item}: {session_path_id(page.session)}: output at {page.from_} is not in the log")

@@ -15,7 +15,7 @@ from sdcpd.edge.objects import ObjectClient
 from sdcpd.edge.problem_body import problem_response
 from sdcpd.edge.transport import Request, Response
 from sdcpd.protocol.commit_log import FenceRecord, write_record
-from sdcpd.protocol.problems import PreconditionFailed
+from sdcpd.protocol.problems import PreconditionFailed, UnknownResource
 from sdcpd.roles.cache import Cache
 from sdcpd.roles.ports import Content, Peer
 from tests.sim import atlas
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 STRANGER: Final = "https://r9.sim/router/"
 STALL_S: Final = (1.0, 40.0)
+LATE_S: Final = (0.01, 1.5)
 
 
 class Faults:
@@ -221,6 +222,11 @@ async def tampered(world: "World", uri: str, request: Request, response: Respons
     if request.method == "PATCH" and inject.strikes("append_unanswered"):
         return Response(status=504)
     if request.method == "GET" and response.status == 200:
+        if request.path.split("?")[0].endswith("/q"):
+            if inject.strikes("rows_late"):
+                await trio.sleep(inject.chance("rows_late").uniform(*LATE_S))
+            if inject.strikes("rows_lost"):
+                return problem_response(UnknownResource("there is no such object"))
         if inject.strikes("content_stalled"):
             await trio.sleep(inject.chance("content_stalled").uniform(*STALL_S))
         if response.body and inject.strikes("content_cut"):

@@ -6,11 +6,13 @@ all of them would never let live, and a quiet run shows that the cluster works w
 
 import random
 from collections.abc import Mapping
-from typing import Final
+from enum import Enum
+from typing import Any, Final
 
 from msgspec import Struct
 
 from sdcpd.protocol.ladder import Ladder
+from sdcpd.protocol.terms import Rule
 from tests.sim.oracle import VOCABULARY
 
 # Each class with the range its rate is drawn from. Chances are per message, pass or write; rates per virtual second.
@@ -55,6 +57,10 @@ FAULTS: Final[Mapping[str, tuple[float, float]]] = {
     "outside_vocabulary": (0.02, 0.3),
     "other_body": (0.02, 0.3),
     "silence": (0.01, 0.1),
+    "rows_false": (0.02, 0.3),
+    # their rows, on the way to a verifier that fetches them
+    "rows_late": (0.05, 0.5),
+    "rows_lost": (0.02, 0.3),
     # routers
     "foreign_fence": (0.03, 0.3),  # another router takes a session for its own
     "router_doubled": (0.02, 0.1),  # another process takes its place, and it runs on
@@ -70,11 +76,30 @@ LADDERS: Final = (
 )
 
 
+class Rows(Enum):
+    """How a drafter shows its rows under rule 2."""
+
+    CERTAIN = "certain"  # one-hot (55)
+    INLINE = "inline"
+    BY_REFERENCE = "by_reference"
+
+
 class DrafterPlan(Struct, frozen=True):
     """`agrees` is the chance that a drafted token is the target's own. A rogue commits the drafter faults drawn."""
 
     agrees: float
     rogue: bool
+    rows: Rows = Rows.INLINE
+
+
+class PolicyPlan(Struct, frozen=True):
+    """Another profile, asked for once so many tokens were read. A seed that it does not name is kept."""
+
+    after: int
+    temperature_milli: int
+    top_k: int
+    top_p_milli: int
+    seed: int | None
 
 
 class ClientPlan(Struct, frozen=True, kw_only=True):
@@ -88,6 +113,12 @@ class ClientPlan(Struct, frozen=True, kw_only=True):
     speculation: bool
     leaves_after: int | None
     reads_s: float
+    rule: int = Rule.GREEDY
+    temperature_milli: int = 0
+    top_k: int = 0
+    top_p_milli: int = 1000
+    seed: int | None = None
+    policies: tuple[PolicyPlan, ...] = ()
 
 
 class SimOptions(Struct, frozen=True, kw_only=True):
@@ -113,7 +144,11 @@ class SimOptions(Struct, frozen=True, kw_only=True):
             seed=seed,
             verifiers=chance.choice((1, 1, 2, 3)),
             drafters=tuple(
-                DrafterPlan(agrees=chance.choice((0.0, 0.5, 0.8, 0.95, 1.0)), rogue=chance.random() < 0.4)
+                DrafterPlan(
+                    agrees=chance.choice((0.0, 0.5, 0.8, 0.95, 1.0)),
+                    rogue=chance.random() < 0.4,
+                    rows=chance.choice(tuple(Rows)),
+                )
                 for _ in range(chance.choice((0, 1, 1, 2, 3)))
             ),
             clients=tuple(_client(chance) for _ in range(chance.choice((1, 2, 4, 6, 10)))),
@@ -142,4 +177,37 @@ def _client(chance: random.Random) -> ClientPlan:
         speculation=chance.random() < 0.85,
         leaves_after=chance.randrange(max_new + 1) if chance.random() < 0.15 else None,
         reads_s=chance.choice((0.0, 0.0, 0.0, 0.5)),
+        **_sampling(chance, max_new),
     )
+
+
+def _sampling(chance: random.Random, max_new: int) -> dict[str, Any]:
+    """A rule with its profile, and sometimes other profiles on the way."""
+    rule = chance.choice((Rule.GREEDY, Rule.SPECULATIVE_SAMPLING, Rule.REPLAYABLE_SAMPLING))
+    if rule is Rule.GREEDY:
+        return {}
+    needs_seed = rule is Rule.REPLAYABLE_SAMPLING
+    policies = [
+        PolicyPlan(
+            chance.randrange(max_new + 1), **_profile(chance), seed=_seed(chance) if chance.random() < 0.5 else None
+        )
+        for _ in range(chance.choice((0, 0, 0, 1, 2)))
+    ]
+    return {
+        "rule": rule,
+        **_profile(chance),
+        "seed": _seed(chance) if needs_seed or chance.random() < 0.7 else None,
+        "policies": tuple(sorted(policies, key=lambda policy: policy.after)),
+    }
+
+
+def _profile(chance: random.Random) -> dict[str, int]:
+    return {
+        "temperature_milli": chance.choice((1, 500, 1000, 1000, 1700)),
+        "top_k": chance.choice((0, 0, 1, 5, 40)),
+        "top_p_milli": chance.choice((1000, 1000, 900, 300)),
+    }
+
+
+def _seed(chance: random.Random) -> int:
+    return chance.choice((0, (1 << 64) - 1, chance.getrandbits(64)))

@@ -6,7 +6,7 @@ the ladder, and which proposal a committed round can have come from.
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import cbor2
 import msgspec
@@ -16,10 +16,12 @@ from sdcpd.protocol.commit_log import CommitRecord, EndRecord, FenceRecord, Reco
 from sdcpd.protocol.messages import Contract, Proposal, SessionOpen
 from sdcpd.protocol.terms import LadderAction
 from tests.sim import oracle
+from tests.sim.sampling_book import SPECULATIVE, SamplingBook, Wish
 
 CONTINUE, FINISH, FAIL = 0, 4, 5
 RESTORE_LOAD = 80
 FIRST_EPOCH = 1
+GREEDY = 1
 
 
 class Wrong(Exception):
@@ -29,11 +31,14 @@ class Wrong(Exception):
 class Book:
     """One session."""
 
-    def __init__(self, opened: SessionOpen) -> None:
+    def __init__(self, opened: SessionOpen, wish: Wish | None, again: Callable[[], bool]) -> None:
+        """`again`: whether a profile that was replaced may come back (of two routers each has its own)."""
         assert not isinstance(opened.prompt, str)
         self.contract = opened.contract
         self.prompt = opened.prompt
-        self.expected = oracle.output(opened.prompt, opened.contract.max_new, opened.contract.stop)
+        self.sampling = SamplingBook(opened.contract, opened.session, wish)
+        self._again = again
+        self._text: tuple[int, ...] = ()
         self.octets: list[bytes] = []  # of all records in the log, in order
         self.commits: list[CommitRecord] = []  # those that count
         self.output: list[int] = []
@@ -47,6 +52,16 @@ class Book:
         self.namers: dict[int, int] = {}  # of each incarnation in a `seq`, the router process that used it
         self.rotted = False  # its log lost records to a flipped bit: then only what the target says can be checked
         self._digests = [_start(opened.contract, opened.prompt)]
+
+    @property
+    def expected(self) -> tuple[int, ...] | None:
+        """The whole text, where it follows from the contract alone."""
+        profile = self.sampling.fixed_text()
+        if profile is None:
+            return None
+        if not self._text:
+            self._text = oracle.output(self.prompt, self.contract.max_new, self.contract.stop, profile)
+        return self._text
 
     @property
     def log(self) -> bytes:
@@ -131,12 +146,26 @@ class Book:
             raise Wrong(f"7: {len(record.emitted)} tokens emitted, {record.committed} of {self.contract.max_new}")
         if any(token in self.contract.stop for token in (*self.output, *record.emitted[:-1])):
             raise Wrong("7: tokens after a stop token")
-        place = len(self.output)
-        if record.emitted != self.expected[place : place + len(record.emitted)]:
-            raise Wrong(f"10: round {record.round} commits other tokens than the target's at index {place}")
+        if not self.rotted:
+            fault = self.sampling.begins(record, again=self._again())
+            if fault is not None:
+                raise Wrong(fault)
+        self._tokens(record)
         self._control(record)
         self.commits.append(record)
         self.output += record.emitted
+
+    def _tokens(self, record: CommitRecord) -> None:
+        """Item 10: greedy, replayable and seeded output is the oracle's, whatever happened."""
+        place = len(self.output)
+        if self.sampling.rule == GREEDY:
+            known = oracle.output((*self.prompt, *self.output), len(record.emitted), self.contract.stop)
+            if record.emitted != known:
+                raise Wrong(f"10: round {record.round} commits other tokens than the target's at index {place}")
+        elif not self.rotted:  # else it is not known any more under which profile
+            fault = self.sampling.unfit((*self.prompt, *self.output), record)
+            if fault is not None:
+                raise Wrong(f"10: round {record.round}: {fault}")
 
     def _control(self, record: CommitRecord) -> None:
         """Items 7 and 9: some proposal of this round explains it, with the ladder's answer to it."""
@@ -149,6 +178,9 @@ class Book:
             told = (ctl.c, ctl.g, ctl.j, int(ctl.action), len(record.emitted))
             if told != (c, g, j, FINISH if finished else CONTINUE, 1):
                 raise Wrong(f"9: self-decoded round {record.round} says {told} after {(c, g, j)}")
+            fault = self.sampling.self_decoded((*self.prompt, *self.output), record) if self._weighs else None
+            if fault is not None:
+                raise Wrong(f"10: self-decoded round {record.round}: {fault}")
             return
         why = "no proposal of it reached the verifier"
         for proposal in self.proposals.get((record.epoch, record.round), ()):
@@ -177,7 +209,14 @@ class Book:
             return "it emits other tokens than those proposed"
         if max(proposal.tokens) >= oracle.VOCABULARY:
             return "its proposal had a token outside the vocabulary"
+        if self._weighs:
+            left = self.contract.max_new - len(self.output)
+            return self.sampling.drafted((*self.prompt, *self.output), record, proposal, self.contract.stop, left)
         return None
+
+    @property
+    def _weighs(self) -> bool:
+        return self.contract.rule == SPECULATIVE and not self.rotted
 
     def _ladder(
         self, at: tuple[int, int, int, int], a: int, m: int, load: int, finished: bool

@@ -1,19 +1,24 @@
-"""Drafters of every character: a source that agrees with the target at a tunable rate, and a rogue's way of proposing.
+"""Drafters of every character: a source that agrees with the target at a tunable rate, and ways of proposing.
 
-The rogue is the real drafter role; what it says is falsified on the way out, at its Peers port. Whatever it does, under
-rule 1 it may cost time and nothing else.
+A rogue is the real drafter role; what it says is falsified on the way out, at its Peers port. Whatever it does, under
+rules 1 and 65281 it may cost time and nothing else; under rule 2 it may steer the text within its rows (67), and each
+round still follows from what it showed. A plain one does not know `sdcpd_q`, so that its rows are fetched (101).
 """
 
+import math
 import random
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from sdcpd.drafting.source import Draft
 from sdcpd.edge.peers import PeerClient
 from sdcpd.edge.transport import Transport
-from sdcpd.protocol.messages import Proposal, Verdict
+from sdcpd.protocol.draft_rows import row_of
+from sdcpd.protocol.messages import InlineRow, Proposal, Verdict
 from sdcpd.roles.ports import Meters, Refusal, Unreachable
 from tests.sim import oracle
 from tests.sim.injector import Injector
@@ -22,11 +27,15 @@ SILENCE_S = (1.0, 30.0)
 
 
 class ToySource:
-    """Implements DraftSource. Each token is the target's with the chance `agrees`; a pure function of the context."""
+    """Implements DraftSource. Each token is the target's with the chance `agrees`; a pure function of the context.
 
-    def __init__(self, seed: str, agrees: float) -> None:
+    With `rows` it shows the distribution that a token was drawn from, else it is certain of each (decision 55).
+    """
+
+    def __init__(self, seed: str, agrees: float, rows: bool) -> None:
         self._seed = seed
         self._agrees = agrees
+        self._rows = rows
         self._contexts: dict[bytes, list[int]] = {}
 
     def open(self, session: bytes, prompt: Sequence[int], scope: bytes | None = None) -> None:
@@ -39,13 +48,24 @@ class ToySource:
         context = [*self._contexts[session], *assumed]
         chance = random.Random(f"{self._seed} {session.hex()} {len(context)}")
         began = len(context)
+        rows = []
         for _ in range(limit):
-            right = oracle.next_token(context)
+            right, other = oracle.next_token(context), (1 - self._agrees) / oracle.VOCABULARY
             context.append(right if chance.random() < self._agrees else chance.randrange(oracle.VOCABULARY))
-        return Draft(tokens=tuple(context[began:]), matched=chance.randrange(3))
+            q = [(token, other + self._agrees * (token == right)) for token in range(oracle.VOCABULARY)]
+            rows.append(row_of([entry for entry in q if entry[1] > 0.0]))
+        shown = tuple(rows) if self._rows else None
+        return Draft(tokens=tuple(context[began:]), matched=chance.randrange(3), rows=shown)
 
     def close(self, session: bytes) -> None:
         self._contexts.pop(session, None)
+
+
+class PlainPeers(PeerClient):
+    """The Peers port of a drafter that follows the draft to the letter: rows by reference, and no other way."""
+
+    async def propose(self, verifier: str, message: Proposal) -> Verdict | Refusal | Unreachable:
+        return await super().propose(verifier, replace(message, q=UNSET))
 
 
 class RoguePeers(PeerClient):
@@ -87,7 +107,20 @@ class RoguePeers(PeerClient):
             place = chance.randrange(len(message.tokens))
             beyond = chance.choice((oracle.VOCABULARY, 1 << 20, (1 << 32) - 1, 1 << 32, 1 << 40))
             message = replace(message, tokens=(*message.tokens[:place], beyond, *message.tokens[place + 1 :]))
+        if isinstance(message.q, tuple) and message.q and strikes("rows_false"):
+            message = replace(message, q=self._false(message.q))
         return message
+
+    def _false(self, rows: tuple[InlineRow, ...]) -> tuple[InlineRow, ...]:
+        """Rows that no draft came from: some are no distributions at all, some merely untrue."""
+        place, chance = self._chance.randrange(len(rows)), self._chance
+        values = list(struct.unpack(f"<{len(rows[place].ids)}f", rows[place].values))
+        at = chance.randrange(len(values))
+        values[at] = chance.choice((math.nan, math.inf, -0.5, 0.0, 2.0, values[at] / 1e6, values[-1 - at]))
+        if chance.random() < 0.5 and all(0 <= value < math.inf for value in values) and sum(values) > 0:
+            values = [value / sum(values) for value in values]
+        false = replace(rows[place], values=struct.pack(f"<{len(values)}f", *values))
+        return (*rows[:place], false, *rows[place + 1 :])
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self._chance.randrange(oracle.VOCABULARY) for _ in range(count))

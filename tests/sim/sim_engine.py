@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from sdcpd.engine.spans import Row, Span
+from sdcpd.engine.spans import Row, Shelf, Span, Weighed
 from sdcpd.roles.ports import Clock
 from tests.sim import oracle
 from tests.sim.injector import Injector
+from tests.sim.row_checks import Draws
 from tests.support.messages import TARGET, TOKENIZER
 from tests.support.toy_engine import ToyEngine
 
@@ -22,7 +23,10 @@ SLOW_S = (0.5, 8.0)
 class SimEngine(ToyEngine):
     """Implements roles.ports.Engine."""
 
-    def __init__(self, clock: Clock, chance: random.Random, inject: Injector, *, pages: int, pass_s: float) -> None:
+    def __init__(
+        self, clock: Clock, chance: random.Random, inject: Injector, draws: Draws, *, pages: int, pass_s: float
+    ) -> None:
+        """`draws` is told of every judgement before it is made."""
         super().__init__(
             clock,
             model=TARGET,
@@ -32,7 +36,9 @@ class SimEngine(ToyEngine):
             context_tokens=128,
             pass_s=pass_s,
             target=oracle.next_token,
+            logits=oracle.logits,
         )
+        self._draws = draws
         self._chance = chance
         self._inject = inject
         self._base_s = pass_s
@@ -40,6 +46,7 @@ class SimEngine(ToyEngine):
             inject.note("rows_dear")
 
     async def run_pass(self, spans: Sequence[Span]) -> list[tuple[Row, ...]]:
+        self._draws.judged([span.judge for span in spans])
         rows = sum(len(span.tokens) for span in spans)
         self._pass_s = self._base_s * (1.0 + self._inject.rates.get("rows_dear", 0.0) * rows)
         if self._inject.strikes("pass_slow"):
@@ -51,3 +58,7 @@ class SimEngine(ToyEngine):
             struck = self._chance.choice(judged)
             answers[struck] = tuple(replace(row, finite=False, token=0) for row in answers[struck])
         return answers
+
+    async def judge(self, shelf: Shelf, tokens: tuple[int, ...], weighed: Weighed) -> tuple[Row, ...]:
+        self._draws.judged([weighed])
+        return await super().judge(shelf, tokens, weighed)

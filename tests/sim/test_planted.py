@@ -5,6 +5,7 @@ Each plant is what a careless change might do. It must be found within a few see
 it must be in order without it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,19 @@ import trio
 from msgspec.structs import replace
 
 from sdcpd.cache import journal, log_batch
-from sdcpd.protocol import acceptance, digests, escalation, log_history, prefix, rounds, session, takeover
+from sdcpd.engine.spans import Weighed
+from sdcpd.protocol import (
+    acceptance,
+    digests,
+    draft_rows,
+    draws,
+    escalation,
+    log_history,
+    prefix,
+    rounds,
+    session,
+    takeover,
+)
 from sdcpd.protocol.commit_log import (
     CommitRecord,
     FenceRecord,
@@ -24,6 +37,8 @@ from sdcpd.protocol.commit_log import (
     read_records,
     write_record,
 )
+from sdcpd.protocol.draft_rows import CheckedRow, DraftRow, ids_of, values_of
+from sdcpd.protocol.draws import RoundDraws
 from sdcpd.protocol.encoding import encode_tokens
 from sdcpd.protocol.failover import Failover, Stage
 from sdcpd.protocol.log_history import History, read_history
@@ -31,14 +46,19 @@ from sdcpd.protocol.messages import Output, Proposal, SessionOpen, Verdict
 from sdcpd.protocol.named_drafter import NamedDrafter
 from sdcpd.protocol.opening import Opening, Overtaken
 from sdcpd.protocol.placement_values import Publish, Refused, Stored
+from sdcpd.protocol.policy_lane import PolicyLane
+from sdcpd.protocol.sampling import Profiles
 from sdcpd.protocol.session import Session
+from sdcpd.protocol.session_values import Begin, Work
 from sdcpd.protocol.takeover import Takeover
-from sdcpd.roles import adoption, resume
+from sdcpd.roles import adoption, judging, resume
 from sdcpd.roles import router as router_module
 from sdcpd.roles.hosted import Hosted
+from sdcpd.roles.judging import Judging
+from sdcpd.roles.row_shelf import RowShelf
 from sdcpd.roles.session_task import SessionTask
 from tests.sim import report
-from tests.sim.options import DrafterPlan, SimOptions
+from tests.sim.options import DrafterPlan, Rows, SimOptions
 from tests.sim.world import CRASH, NO_PROGRESS, WRONG, run_options
 
 SEEDS = 25
@@ -46,6 +66,12 @@ SEEDS = 25
 
 Patch = pytest.MonkeyPatch
 ROGUES = (DrafterPlan(agrees=0.9, rogue=True), DrafterPlan(agrees=0.6, rogue=True))
+ROWS = (DrafterPlan(agrees=0.5, rogue=False), DrafterPlan(agrees=0.3, rogue=False, rows=Rows.BY_REFERENCE))
+BY_REFERENCE = (DrafterPlan(agrees=0.6, rogue=False, rows=Rows.BY_REFERENCE),)
+FALSE_ROWS = (DrafterPlan(agrees=0.5, rogue=True), DrafterPlan(agrees=0.3, rogue=True))
+SEEDED: Mapping[str, Any] = {"rule": 2, "temperature_milli": 1000, "top_k": 0, "top_p_milli": 1000, "seed": 7}
+UNSEEDED: Mapping[str, Any] = {**SEEDED, "seed": None}
+REPLAYED: Mapping[str, Any] = {**SEEDED, "rule": 65281}
 HONEST = (DrafterPlan(agrees=0.8, rogue=False), DrafterPlan(agrees=0.4, rogue=False))
 
 
@@ -397,12 +423,110 @@ def claims_given_up(patch: Patch) -> None:
     patch.setattr(adoption, "_claim", impatient)
 
 
+# Sampling
+
+
+def drawn_again_on_a_retry(patch: Patch) -> None:
+    """Rule 2: a round that is judged another time, at another verifier or for a proposal that comes again, has other
+    draws."""
+    seeded = draws.seeded_round
+    judged: Counter[tuple[bytes, int]] = Counter()
+
+    def again(seed: int, session: bytes, round_: int, proposed: int) -> RoundDraws:
+        judged[session, round_] += 1
+        return seeded((seed + judged[session, round_] - 1) % (1 << 64), session, round_, proposed)
+
+    patch.setattr(judging, "seeded_round", again)
+
+
+def residual_is_target(patch: Patch) -> None:
+    """The additional token of a rejected draft is drawn from p: the draft is counted twice."""
+    patch.setattr(acceptance, "residual", lambda masses, row: masses)
+
+
+def drawn_before_the_rows(patch: Patch) -> None:
+    """The values of a round are drawn as soon as its proposal is taken."""
+    begin, weighed = Judging.begin, Judging._weighed
+
+    def early(self: Judging, proposal: Proposal, begun: Begin) -> None:
+        begin(self, proposal, begun)
+        self.early = self._draws(begun.work) if begun.work.rule == 2 else None  # type: ignore[attr-defined]
+
+    def late(self: Judging, work: Work, rows: Any) -> Weighed:
+        drawn, self._draws = self._draws, lambda work: self.early  # type: ignore[method-assign,attr-defined]
+        try:
+            return weighed(self, work, rows)
+        finally:
+            self._draws = drawn  # type: ignore[method-assign]
+
+    patch.setattr(Judging, "begin", early)
+    patch.setattr(Judging, "_weighed", late)
+
+
+def policy_a_round_early(patch: Patch) -> None:
+    in_force = Profiles.in_force
+    patch.setattr(Profiles, "in_force", lambda self, round_: in_force(self, round_ + 1))
+
+
+def policy_lost_in_a_failover(patch: Patch) -> None:
+    """The next verifier goes back to the contract's profile, and the router tells it no other."""
+    patch.setattr(Profiles, "take_over", lambda self, commits: None)
+    patch.setattr(PolicyLane, "reopened", lambda self, verifier, round_: setattr(self, "_verifier", verifier))
+
+
+def seed_told_to_drafters(patch: Patch) -> None:
+    patch.setattr(PolicyLane, "for_drafters", lambda self: self.wanted)
+
+
+def drafting_before_the_seed(patch: Patch) -> None:
+    """A drafter is named while the seed is still on its way to the verifier."""
+    holds_back = PolicyLane.holds_back
+
+    def hasty(self: PolicyLane, now: float) -> bool:
+        holds_back(self, now)
+        return False
+
+    patch.setattr(PolicyLane, "holds_back", hasty)
+
+
+def draws_by_round(patch: Patch) -> None:
+    """Rule 65281 counts from the beginning of each round: the text depends on where rounds begin."""
+    replayed = draws.replayed_round
+    patch.setattr(judging, "replayed_round", lambda seed, committed, proposed: replayed(seed, 0, proposed))
+
+
+def rows_not_checked(patch: Patch) -> None:
+    """What a drafter says of its rows is believed."""
+
+    def believing(row: DraftRow, token: int, position: int) -> CheckedRow:
+        values = values_of(row)
+        return CheckedRow(row=row, chosen=values[ids_of(row).index(token)], total=sum(values))
+
+    patch.setattr(draft_rows, "_checked", believing)
+
+
+def rows_not_held(patch: Patch) -> None:
+    """The lease on written rows is let go as soon as it was taken."""
+    before = RowShelf.before
+
+    async def careless(self: RowShelf, out: Any, verifier: str, proposal: Proposal) -> int:
+        written = await before(self, out, verifier, proposal)
+        if out.lease is not None:
+            await self._ports.objects.release(out.lease)
+            out.lease = None
+        return written
+
+    patch.setattr(RowShelf, "before", careless)
+
+
 class Plant(msgspec.Struct, frozen=True):
-    """`faults` are switched on besides; `kinds` are the ways in which it may show."""
+    """`faults` are switched on besides; `clients` is what all of them ask for; `kinds` are the ways in which it may
+    show."""
 
     do: Callable[[Patch], None]
     faults: Mapping[str, float] = {}
     drafters: tuple[DrafterPlan, ...] = HONEST
+    clients: Mapping[str, Any] = {}
     shape: Mapping[str, Any] = {}
     kinds: tuple[int, ...] = (WRONG,)
     item: str = ""
@@ -445,6 +569,16 @@ PLANTS = (
     Plant(closed_log_resumed, {"verifier_crash": 0.3, "router_crash": 0.2}, kinds=(WRONG, NO_PROGRESS, CRASH)),
     Plant(counters_forgotten, {"foreign_fence": 0.5}, item="9:"),
     Plant(own_record_is_anothers, {"answer_lost": 0.1, "verifier_crash": 0.3}, kinds=(NO_PROGRESS,)),
+    Plant(drawn_again_on_a_retry, {"verifier_crash": 0.4, "append_unanswered": 0.1}, ROWS, SEEDED, item="10"),
+    Plant(residual_is_target, {}, ROWS, SEEDED, item="10"),
+    Plant(drawn_before_the_rows, {}, BY_REFERENCE, UNSEEDED, item="8:"),
+    Plant(policy_a_round_early, {}, ROWS, SEEDED, item="50:"),
+    Plant(policy_lost_in_a_failover, {"verifier_crash": 0.4}, ROWS, SEEDED),
+    Plant(seed_told_to_drafters, {}, ROWS, SEEDED, item="8:"),
+    Plant(drafting_before_the_seed, {"slow_links": 0.2}, ROWS, SEEDED, item="50:"),
+    Plant(draws_by_round, {}, ROWS, REPLAYED, item="10"),
+    Plant(rows_not_checked, {"rows_false": 0.3}, FALSE_ROWS, SEEDED, kinds=(WRONG, CRASH)),
+    Plant(rows_not_held, {}, BY_REFERENCE, UNSEEDED, item="11:"),
     Plant(claims_given_up, {"router_crash": 0.3, "cache_crash": 0.3}, kinds=(NO_PROGRESS,)),
 )
 
@@ -456,6 +590,7 @@ def test_a_planted_fault_is_found(plant: Plant) -> None:
         options = SimOptions.from_seed(seed)
         options = replace(options, faults={**options.faults, **plant.faults}, drafters=plant.drafters)
         options = replace(options, **plant.shape)
+        options = replace(options, clients=tuple(replace(client, **plant.clients) for client in options.clients))
         with pytest.MonkeyPatch.context() as patch:
             plant.do(patch)
             outcome = run_options(options)

@@ -4,19 +4,23 @@ A client stands outside of the router's process. It waits while no router is the
 of its answer is gone it reads the rest from the one that comes back, and asks anew if its session had not begun.
 """
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 import trio
 from msgspec import UNSET, Struct
 
-from sdcpd.protocol.messages import Output
-from sdcpd.protocol.terms import Action, session_path_id
+from sdcpd.protocol.messages import Output, Sampling
+from sdcpd.protocol.problems import UnknownResource
+from sdcpd.protocol.terms import Action, Rule, session_path_id
 from sdcpd.roles.generation import Generation, GenerationRefused, GenerationRequest
 from sdcpd.roles.ports import Refusal
 from sdcpd.roles.router import Router
 from tests.sim import atlas, oracle
 from tests.sim.checkers import Reader
-from tests.sim.options import ClientPlan
+from tests.sim.options import ClientPlan, PolicyPlan
+from tests.sim.oracle import Sampled
+from tests.sim.sampling_book import Wish
 from tests.sim.sim_node import Incarnation
 
 if TYPE_CHECKING:
@@ -44,8 +48,8 @@ class Client:
         self.plan = plan
         self.ended: Ended | None = None
         self.session: bytes | None = None
-        self.expected = oracle.output(plan.prompt, plan.max_new, plan.stop)
         self._world = world
+        self._wish: Wish | None = None  # of the session that it was told of last
         self._reader = Reader(world.checkers, world.wrong)
 
     async def run(self) -> None:
@@ -59,9 +63,20 @@ class Client:
             if self._told_to_come_again():
                 await trio.sleep(COME_AGAIN_S)
         self._world.trace.say(self.name, f"{self.ended.how} {self.ended.reason}")
-        told = tuple(self._reader.tokens)
-        if told != self.expected[: len(told)] or (self.ended.how == "finished" and told != self.expected):
-            self._world.wrong(f"10: {self.name} {self.ended.how} with {len(told)} of {len(self.expected)} tokens")
+        told, expected = tuple(self._reader.tokens), self._expected()
+        if told != expected[: len(told)] or (self.ended.how == "finished" and told != expected):
+            self._world.wrong(f"10: {self.name} {self.ended.how} with {len(told)} of {len(expected)} tokens")
+
+    def _expected(self) -> tuple[int, ...]:
+        """The oracle's text where it follows from the request, whatever happened meanwhile; else what is in the log,
+        each token of which has been checked."""
+        plan, wish = self.plan, self._wish
+        if plan.rule == Rule.GREEDY or wish is None:
+            return oracle.output(plan.prompt, plan.max_new, plan.stop)
+        if plan.rule == Rule.REPLAYABLE_SAMPLING and len(wish.profiles) == 1:
+            return oracle.output(plan.prompt, plan.max_new, plan.stop, wish.profiles[0])
+        book = self._world.checkers.books.get(self.session) if self.session is not None else None
+        return () if book is None else tuple(self._reader.tokens if book.rotted else book.output)
 
     def _told_to_come_again(self) -> bool:
         """A front end answers such an end with 503; its client asks anew."""
@@ -75,7 +90,16 @@ class Client:
     async def _ask(self, router: Router, process: Incarnation) -> None:
         plan = self.plan
         request = GenerationRequest(
-            model=plan.model, prompt=plan.prompt, max_new=plan.max_new, stop=plan.stop, speculation=plan.speculation
+            model=plan.model,
+            prompt=plan.prompt,
+            max_new=plan.max_new,
+            stop=plan.stop,
+            speculation=plan.speculation,
+            temperature_milli=plan.temperature_milli,
+            top_k=plan.top_k,
+            top_p_milli=plan.top_p_milli,
+            seed=plan.seed,
+            rule=plan.rule,
         )
         async with trio.open_nursery() as nursery:
 
@@ -88,9 +112,12 @@ class Client:
                 await process.gate()
                 async with router.generation(request) as generation:
                     self.session = generation.session
-                    self._world.checkers.asked[self.session] = None
+                    self._wish = Wish(
+                        plan.rule, Sampled(plan.temperature_milli, plan.top_k, plan.top_p_milli, plan.seed)
+                    )
+                    self._world.checkers.asked[self.session] = self._wish
                     self._world.trace.say(self.name, f"asks: {generation.session.hex()[:6]}")
-                    await self._read(generation, process)
+                    await self._read(generation, process, router)
             except GenerationRefused as refused:
                 if refused.reason not in ("overloaded", "not_ready"):
                     self._world.wrong(f"10: {self.name} was refused: {refused.reason} {refused.detail}")
@@ -99,15 +126,34 @@ class Client:
         if self.ended is None and self.session is not None and not process.alive:
             await self._read_rest(self.session, process)
 
-    async def _read(self, generation: Generation, process: Incarnation) -> None:
-        leaves = self.plan.leaves_after
+    async def _read(self, generation: Generation, process: Incarnation, router: Router) -> None:
+        leaves, policies = self.plan.leaves_after, list(self.plan.policies)
         async for page in generation.pages():
             await process.gate()
+            while policies and len(self._reader.tokens) >= policies[0].after:
+                self._wants(policies.pop(0), generation.session, router)
             if self._took(page, generation) or (leaves is not None and len(self._reader.tokens) >= leaves):
                 break
             await trio.sleep(self.plan.reads_s)
         if self.ended is None:
             self._end("left")
+
+    def _wants(self, policy: PolicyPlan, session: bytes, router: Router) -> None:
+        """Another profile from here on, of all that is not decided yet."""
+        wish = self._wish
+        assert wish is not None
+        top_k, top_p, seed = policy.top_k, policy.top_p_milli, policy.seed
+        sampling = Sampling(
+            temperature_milli=policy.temperature_milli,
+            top_k=top_k,
+            top_p_milli=top_p,
+            seed=UNSET if seed is None else seed,
+        )
+        kept = wish.profiles[-1].seed if seed is None else seed
+        wish.profiles.append(Sampled(policy.temperature_milli, top_k, top_p, kept))
+        with contextlib.suppress(UnknownResource):  # it has ended meanwhile
+            router.set_sampling(session, sampling)
+            self._world.trace.say(self.name, f"wants another profile: {policy}")
 
     def _took(self, page: Output, generation: Generation | None) -> bool:
         self._world.trace.say(self.name, f"page {page.from_} +{len(page.tokens)}{' final' if page.final else ''}")

@@ -26,7 +26,7 @@ from sdcpd.roles.cache import Cache
 from sdcpd.roles.drafter import Drafter
 from sdcpd.roles.drafter_settings import DrafterSettings
 from sdcpd.roles.drafting import LookupDrafting
-from sdcpd.roles.ports import Peer, Ports
+from sdcpd.roles.ports import Peer, Ports, RandomStream
 from sdcpd.roles.router import Router
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
 from sdcpd.roles.verifier import Verifier
@@ -34,9 +34,10 @@ from sdcpd.roles.verifier_settings import VerifierSettings
 from tests.sim import atlas, determinism, faults, oracle
 from tests.sim.checkers import Checkers
 from tests.sim.injector import Injector
-from tests.sim.options import ClientPlan, SimOptions
+from tests.sim.options import ClientPlan, Rows, SimOptions
+from tests.sim.row_checks import Draws
 from tests.sim.sim_clock import SimClock
-from tests.sim.sim_draft import RoguePeers, ToySource
+from tests.sim.sim_draft import PlainPeers, RoguePeers, ToySource
 from tests.sim.sim_engine import SimEngine
 from tests.sim.sim_files import SimFiles, SimWorkers
 from tests.sim.sim_network import SimNetwork, SimTransport, Taps
@@ -89,7 +90,7 @@ class World(Taps):
         self.trace = Trace()
         self.inject = Injector(seed, options.faults)
         self.failure: tuple[int, str] | None = None
-        self.checkers = Checkers(self.wrong, lambda: self.inject.any("bit_rot"))
+        self.checkers = Checkers(self.wrong, self.inject)
         self.disk = SimFiles(random.Random(f"{seed} disk"), self.inject)
         self.network = SimNetwork(random.Random(f"{seed} network"), self.inject, self.trace, self._spawn, self)
         self.clocks: dict[str, SimClock] = {}
@@ -384,8 +385,11 @@ class World(Taps):
         uri = _uri(own.name, "verifier")
         ports = self._ports(own, uri, "verifier")
         chance = random.Random(f"{self.options.seed} {own.name} engine {own.number}")
-        engine = SimEngine(ports.clock, chance, self.inject, pages=self.options.pages, pass_s=self.options.pass_s)
-        ports = Ports(**(vars(ports) | {"engine": engine}))
+        streams = _Streams(f"{self.options.seed} {own.name} {own.number}", self.wrong)
+        engine = SimEngine(
+            ports.clock, chance, self.inject, streams.draws, pages=self.options.pages, pass_s=self.options.pass_s
+        )
+        ports = Ports(**(vars(ports) | {"engine": engine, "randomness": streams}))
         verifier = Verifier(
             VerifierSettings(
                 ttl_ms=self.options.ttl_ms,
@@ -408,9 +412,11 @@ class World(Taps):
         plan = self.options.drafters[number - 1]
         seed = f"{self.options.seed} {own.name} {own.number}"
         peers: PeerClient | None = None
+        transport = SimTransport(self.network, own, Peer(uri=uri, role="drafter"))
         if plan.rogue:
-            transport = SimTransport(self.network, own, Peer(uri=uri, role="drafter"))
             peers = RoguePeers(transport, CountingMeters(), random.Random(f"{seed} rogue"), self.inject, own.spawn)
+        elif plan.rows is Rows.BY_REFERENCE:
+            peers = PlainPeers(transport, CountingMeters())
         ports = self._ports(own, uri, "drafter", peers)
         drafter = Drafter(
             DrafterSettings(ttl_ms=self.options.ttl_ms, verdict_timeout_s=3.0, silence_limit_s=20.0),
@@ -418,7 +424,7 @@ class World(Taps):
             identity=Identity(
                 instance=uri, model=bytes([number]) * 32, tokenizer=TOKENIZER, vocabulary=oracle.VOCABULARY
             ),
-            drafting=LookupDrafting(ToySource(seed, plan.agrees), ports.workers),
+            drafting=LookupDrafting(ToySource(seed, plan.agrees, plan.rows is not Rows.CERTAIN), ports.workers),
             routers=(self._router_uri,),
             caches=(self.cache_uri,),
             boot=random.Random(f"{seed} boot").randbytes(16),
@@ -430,6 +436,8 @@ class World(Taps):
     def arrived(self, node: Incarnation, uri: str, peer: Peer, request: Request) -> None:
         if uri.endswith("/verifier/"):
             self.checkers.arrived(peer, request)
+        elif uri.endswith("/drafter/"):
+            self.checkers.asked_to_draft(request)
 
     def served(self, node: Incarnation, uri: str, peer: Peer, request: Request, response: Response) -> None:
         self.checkers.served(node, uri.split("/")[-2], peer, request, response)
@@ -444,14 +452,20 @@ class World(Taps):
         return await faults.tampered(self, uri, request, response)
 
 
-class _Streams(SeededRandomness):
-    """Named streams of one process."""
+class _Streams:
+    """Named streams of one process; a verifier's draws are watched."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, wrong: Callable[[str], None] | None = None) -> None:
         self._seed = seed
+        name = "verifier draws"
+        self.draws = Draws(SeededRandomness().stream(f"{seed} {name}"), seed, wrong or _unwatched)
 
-    def stream(self, name: str):  # type: ignore[no-untyped-def]
-        return super().stream(f"{self._seed} {name}")
+    def stream(self, name: str) -> RandomStream:
+        return self.draws if name == "verifier draws" else SeededRandomness().stream(f"{self._seed} {name}")
+
+
+def _unwatched(text: str) -> None:
+    raise AssertionError(text)  # nobody but a verifier draws from that stream
 
 
 Story = Callable[[World], Awaitable[None]]

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec import UNSET
 
 from sdcpd.cache.files import RealFiles
 from sdcpd.cache.settings import CacheSettings
 from sdcpd.drafting.source import Draft, DraftSource
+from sdcpd.drafting.traffic_class import TrafficClass
 from sdcpd.edge.dispatch import cache_dispatcher, drafter_dispatcher, router_dispatcher, verifier_dispatcher
 from sdcpd.edge.objects import ObjectClient
 from sdcpd.edge.peers import PeerClient
@@ -149,6 +151,8 @@ async def running_cluster(
     router: RouterSettings | None = None,
     drafter: DrafterSettings | None = None,
     draftings: Sequence[Drafting] = (),
+    classes: Sequence[TrafficClass] = (),
+    methods: Sequence[str] = (),
     workers: Workers | None = None,
     verifiers: int = 1,
     pass_s: float = 0.01,
@@ -196,6 +200,7 @@ async def running_cluster(
             cache=uris["cache"],
             models=(RoutedModel(name=MODEL, tokenizer=engine.info.tokenizer, ladder="test" if ladder else None),),
             ladders={"test": ladder} if ladder is not None else {},
+            classes=classes,
         )
         network.serve(uri, router_dispatcher(cluster.router, meters).handle)
         cluster.scopes[uri] = await cluster.nursery.start(_run_scoped, cluster.router)
@@ -212,6 +217,7 @@ async def running_cluster(
             model=bytes([number]) * 32,
             tokenizer=engine.info.tokenizer,
             vocabulary=engine.info.vocabulary,
+            method=methods[number] if number < len(methods) else UNSET,
         )
         cluster.drafters[uri] = Drafter(
             drafter if drafter is not None else DrafterSettings(),

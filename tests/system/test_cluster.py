@@ -13,6 +13,7 @@ from sdcpd.cache.files import RealFiles
 from sdcpd.drafting.lookup_source import LookupSource
 from sdcpd.drafting.settings import LookupSettings
 from sdcpd.drafting.source import DraftSource
+from sdcpd.protocol.affinity import Affinity
 from sdcpd.protocol.ladder import Ladder
 from sdcpd.protocol.terms import Action
 from sdcpd.roles.generation import GenerationRefused, GenerationRequest
@@ -213,3 +214,24 @@ async def test_logs_outlive_the_process(tmp_path: Path, autojump_clock: MockCloc
             assert cluster.cache.snapshot().logs == before
             assert cluster.cache.snapshot().damaged_logs == 0
         assert RealFiles(tmp_path).names()
+
+
+async def test_a_conversation_stays_at_its_verifier_and_drafter(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """The second turn begins with the first one and its answer, and meets the KV of both where they ran."""
+    with trio.fail_after(200):
+        async with running_cluster(
+            tmp_path,
+            [OracleSource(greedy), OracleSource(greedy)],
+            verifiers=2,
+            router=RouterSettings(affinity=Affinity(tokens=16)),
+        ) as cluster:
+            homes = []
+            for conversation in range(6):
+                prompt = (conversation, *range(16))
+                answer, _ = await cluster.generate(prompt, 8)
+                await cluster.generate((*prompt, *answer, 3, 4, 5), 8)
+                first, second = cluster.router.snapshot().sessions[-2:]
+                assert (first.verifier, first.drafter) == (second.verifier, second.drafter)
+                homes.append((first.verifier, first.drafter))
+            assert len({verifier for verifier, _ in homes}) == 2
+            assert len({drafter for _, drafter in homes}) == 2

@@ -1,0 +1,1 @@
+"""Distilling a small draft model: beside the benches, since it makes and measures, and no node ever imports it."""

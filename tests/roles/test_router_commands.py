@@ -81,7 +81,7 @@ async def test_what_cannot_be_done_is_said(tmp_path: Path, autojump_clock: MockC
         request = GenerationRequest(model=MODEL, prompt=PROMPT, max_new=LENGTH, stop=(), speculation=False)
         async with cluster.router.generation(request) as generation:
             session = session_path_id(generation.session)
-            with pytest.raises(Conflict, match="without speculation"):
+            with pytest.raises(Conflict, match="speculation is off"):
                 await commands.switch(session)
             with pytest.raises(IllFormed, match="--to"):
                 await commands.fail_over(session, "nonsense")

@@ -62,7 +62,7 @@ class Generator:
         stop = set(ask.stop_tokens)
         if not ask.ignore_eos:
             stop.update(text.stop)
-        facts = replace(ask.facts, headers=headers, group=caller.group)
+        facts = replace(ask.facts, headers=headers)
         requests: list[GenerationRequest] = []
         for source in ask.sources:
             prompt = await self._texts.tokenize(text, source, ask.source_param)
@@ -71,8 +71,7 @@ class Generator:
                 raise invalid(param, f"{param}: a token id is outside the model's vocabulary of {card.vocabulary}")
             max_new = new_tokens(ask, len(prompt), card.context_tokens)
             requests += [
-                _request(ask, caller.scope, facts, prompt, max_new, tuple(sorted(stop)), choice)
-                for choice in range(ask.n)
+                _request(ask, caller, facts, prompt, max_new, tuple(sorted(stop)), choice) for choice in range(ask.n)
             ]
         prompt_tokens = sum(len(request.prompt) for request in requests[:: ask.n])
         return Work(ask=ask, text=text, requests=tuple(requests), prompt_tokens=prompt_tokens)
@@ -137,9 +136,13 @@ class Generator:
         await choice.settle()
 
 
+def _seed(ask: Ask, choice: int) -> int | None:
+    return None if ask.sampling.seed is None else choice_seed(ask.sampling.seed, choice)
+
+
 def _request(
     ask: Ask,
-    scope: bytes | None,
+    caller: Caller,
     facts: RequestFacts,
     prompt: tuple[int, ...],
     max_new: int | None,
@@ -155,7 +158,9 @@ def _request(
         logprobs=ask.logprobs,
         speculation=wish.enabled,
         m_max=wish.m_max,
-        scope=scope,
+        traffic_class=wish.traffic_class,
+        scope=caller.scope,
+        group=caller.group,
         facts=facts,
         temperature_milli=sampling.temperature_milli,
         top_k=sampling.top_k,

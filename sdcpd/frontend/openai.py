@@ -112,7 +112,7 @@ class Ask(Struct, frozen=True, kw_only=True):
 
     `max_new` None: `default_max_new` if that is given, else what the context holds. `max_new_param` is the name under
     which the caller gave `max_new`. `logprobs` None: none; else how many alternatives are told beside each token's own.
-    `facts`: `user`, `metadata` and the class that is asked for, by which a traffic class may take the request.
+    `facts`: `user` and `metadata`, by which a traffic class may take the request.
     """
 
     model: str
@@ -207,7 +207,6 @@ def _ask(
     n = request.n or 1
     if n * len(sources) > CHOICES_LIMIT:
         raise invalid("n", f"n: {len(sources)} prompts with {n} choices each are more than {CHOICES_LIMIT} answers")
-    speculation = read_speculation(request.speculation)
     metadata = tuple((request.metadata or {}).items())
     return Ask(
         model=request.model,
@@ -220,12 +219,12 @@ def _ask(
         stop_tokens=_read_stop_tokens(request.stop_token_ids or []),
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
-        speculation=speculation,
+        speculation=read_speculation(request.speculation),
         sampling=_read_sampling(request),
         return_token_ids=bool(request.return_token_ids),
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
-        facts=RequestFacts(user=request.user, metadata=metadata, asked=speculation.traffic_class),
+        facts=RequestFacts(user=request.user, metadata=metadata),
     )
 
 

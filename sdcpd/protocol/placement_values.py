@@ -48,8 +48,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     `record` is where the directory record goes (106), None for a session without one, and `model` the name a client
     used. `jitter` in [0.5, 1] stretches this session's backoffs, so that sessions which failed together do not retry
     together. `policy` is a profile that is for the verifier alone, in force from round 1 (decision 18). `logprobs`: how
-    many likeliest tokens are told of with each token, None for no log-probabilities at all (decision 114). Drafters of
-    `methods` are preferred, in this order; `traffic_class` is what an operator calls the session's kind.
+    many likeliest tokens are told of with each token, None for no log-probabilities at all (decision 114).
+    Drafters of `methods` are preferred, in this order; `traffic_class` is what an operator calls the session's kind.
     """
 
     session: bytes
@@ -69,9 +69,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     model: str = ""
     jitter: float = 1.0
     policy: Sampling | UnsetType = UNSET
-    logprobs: int | None = None
     methods: tuple[str, ...] = ()
     traffic_class: str = ""
+    logprobs: int | None = None
 
     def tokens_ref(self, epoch: int, round_: int) -> str:
         """cache-ref of the tokens committed up to a round."""

@@ -37,9 +37,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     `logprobs` k (0 to 20) asks for each token's log-probability and those of the k likeliest in its place: then each
     page has `logprobs`, one entry a token, which `protocol.logprobs.unpack_entry` opens (decision 114).
 
-    `m_max` bounds the length of proposals below what the model's ladder says. `scope`, 16 octets, keeps what is cached
-    and learned of it apart from sessions of other scopes (draft 4.1). `facts` are what traffic classes look at; the
-    router fills in model and temperature.
+    `m_max` bounds the length of proposals below what the model's ladder says. `traffic_class` asks for a traffic class
+    by name; without one `facts`, model, temperature and group decide. `scope`, 16 octets, keeps what is cached and
+    learned of it apart from sessions of other scopes (draft 4.1); `group` is whose it is, in the operator's words.
     """
 
     model: str
@@ -54,7 +54,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     rule: int | None = None
     logprobs: int | None = None
     m_max: int | None = None
+    traffic_class: str | None = None
     scope: bytes | None = None
+    group: str | None = None
     facts: RequestFacts = RequestFacts()
 
 

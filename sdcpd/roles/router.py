@@ -438,9 +438,9 @@ class Router:
             speculation=request.speculation and (enrolled is None or not enrolled.compared),
             model=model.name,
             policy=verifier_policy(request),
-            logprobs=request.logprobs,
             methods=() if enrolled is None else enrolled.guard.rules.methods,
             traffic_class="" if enrolled is None else enrolled.name,
+            logprobs=request.logprobs,
         )
         placement = Placement(plan, self._fleet, self._settings.patience)
         return SessionTask(

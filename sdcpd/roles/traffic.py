@@ -121,7 +121,13 @@ class Traffic:
 
     def enrol(self, request: GenerationRequest) -> Enrolled | None:
         """The class of a new session. Raises GenerationRefused for one that is asked for in vain."""
-        facts = replace(request.facts, model=request.model, temperature_milli=request.temperature_milli)
+        facts = replace(
+            request.facts,
+            model=request.model,
+            temperature_milli=request.temperature_milli,
+            group=request.group,
+            asked=request.traffic_class,
+        )
         try:
             chosen = choose_class([guard.rules for guard in self._guards], facts)
         except UnknownClass as unknown:

@@ -60,8 +60,18 @@ async def test_a_key_takes_its_groups_scope_into_the_session(world: World) -> No
         headers = {"content-type": "application/json", "authorization": f"{scheme} {KEY}"}
         assert (await world.call("POST", "/v1/completions", json_body=ASK, headers=headers)).status == 200
     first, second = world.generations.requests
-    assert first.facts.group == "lab"
+    assert first.group == "lab"
     assert first.scope == Caller(name="x", group="lab").scope == second.scope
+
+
+async def test_what_traffic_classes_look_at_comes_along_and_no_secret_does(world: World) -> None:
+    headers = keyed(KEY) | {"x-app": "ide", "cookie": "c=1"}
+    body = ASK | {"metadata": {"tag": "code"}, "user": "u"}
+    assert (await world.call("POST", "/v1/completions", json_body=body, headers=headers)).status == 200
+    facts = world.generations.requests[0].facts
+    assert ("x-app", "ide") in facts.headers
+    assert not {"authorization", "cookie"} & dict(facts.headers).keys()
+    assert (facts.metadata, facts.user) == ((("tag", "code"),), "u")
 
 
 async def test_tokens_of_prompt_and_answer_count(world: World, autojump_clock: MockClock) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sdcpd.drafting.traffic_class import RequestFacts
 from sdcpd.frontend.chat_template import ChatMessage
 from sdcpd.frontend.errors import ApiError
 from sdcpd.frontend.openai import Ask, Conversation, SamplingWish, new_tokens, read_chat, read_completion
@@ -116,6 +117,13 @@ def test_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
 def test_sampling_is_honoured(fields: dict[str, Any], wish: SamplingWish) -> None:
     assert chat(**fields).sampling == wish
     assert text(**fields).sampling == wish
+
+
+def test_user_and_metadata_are_for_traffic_classes() -> None:
+    facts = RequestFacts(user="u", metadata=(("tag", "code"), ("team", "blue")))
+    assert chat(user="u", metadata={"tag": "code", "team": "blue"}).facts == facts
+    assert chat().facts == RequestFacts()
+    assert refused(metadata={str(number): "" for number in range(17)}).param == "metadata"
 
 
 def test_null_is_absent_everywhere() -> None:

@@ -49,9 +49,9 @@ def drafts_of(page: Output) -> int:
     return page.stats.drafts
 
 
-async def generate(cluster: Cluster, length: int = 40, **facts: Any) -> int:
+async def generate(cluster: Cluster, length: int = 40, asked: str | None = None, **facts: Any) -> int:
     """One session, which must give the target's text; how many of its rounds were drafted."""
-    tokens, page = await cluster.generate(PROMPT, length, facts=RequestFacts(**facts))
+    tokens, page = await cluster.generate(PROMPT, length, traffic_class=asked, facts=RequestFacts(**facts))
     assert tokens == greedy(PROMPT, length)
     while cluster.router.snapshot().in_care:  # it counts once the router is done with it
         await trio.sleep(0.01)

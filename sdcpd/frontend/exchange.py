@@ -61,14 +61,14 @@ class Exchange:
         """A request header, the first of that name."""
         return header(self._scope, name)
 
+    def add_headers(self, headers: tuple[tuple[str, str], ...]) -> None:
+        """Headers of the answer, whichever it will be. No effect once it has begun."""
+        self._added += headers
+
     def shown_headers(self) -> tuple[tuple[str, str], ...]:
         """All request headers but those that are secrets, names in lower case."""
         pairs = ((key.lower().decode("latin-1"), value.decode("latin-1")) for key, value in self._scope["headers"])
         return tuple(pair for pair in pairs if pair[0] not in SECRET_HEADERS)
-
-    def add_headers(self, headers: tuple[tuple[str, str], ...]) -> None:
-        """Headers of the answer, whichever it will be. No effect once it has begun."""
-        self._added += headers
 
     async def read_body(self) -> bytes:
         """The whole body. Raises ApiError (408, 413) and ClientGone."""

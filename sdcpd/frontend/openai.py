@@ -207,6 +207,7 @@ def _ask(
     n = request.n or 1
     if n * len(sources) > CHOICES_LIMIT:
         raise invalid("n", f"n: {len(sources)} prompts with {n} choices each are more than {CHOICES_LIMIT} answers")
+    metadata = tuple((request.metadata or {}).items())
     return Ask(
         model=request.model,
         sources=sources,
@@ -223,7 +224,7 @@ def _ask(
         return_token_ids=bool(request.return_token_ids),
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
-        facts=RequestFacts(user=request.user, metadata=tuple((request.metadata or {}).items())),
+        facts=RequestFacts(user=request.user, metadata=metadata),
     )
 
 

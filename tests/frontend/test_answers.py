@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+from msgspec.structs import replace
 
 from sdcpd.frontend.answers import (
     ChatShape,
@@ -159,3 +160,10 @@ def test_models() -> None:
     }
     assert json.loads(model_body(card, 7)) == body
     assert json.loads(model_list_body((card,), 7)) == {"object": "list", "data": [body]}
+
+
+def test_cached_tokens_count_once_a_prompt_however_many_choices_it_has() -> None:
+    told = [figures(stats=replace(STATS, cached_tokens=cached)) for cached in (64, 128, 0, 32)]
+    usage = json.loads(msgspec.json.encode(usage_of(300, told, choices=2)))
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 64}  # 64 and 0: the first choice of each of two prompts
+    assert usage_of(300, [figures(stats=None)]).prompt_tokens_details.cached_tokens == 0

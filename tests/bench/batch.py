@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--sessions", type=_sessions, default=SESSIONS, help="at once (default 1,2,4,8,16,32)")
     result.add_argument("--prompts", type=Path, help="a folder with files FAMILY.jsonl (default: the project's own)")
-    result.add_argument("--max-tokens", type=int, default=64, help="of an answer (default 64)")
+    result.add_argument("--max-tokens", type=int, default=40, help="of an answer (default 40)")
     result.add_argument("--repetitions", type=int, default=2, help="times that everything is decoded (default 2)")
     result.add_argument("--no-template", action="store_true", help="prompts bare, without the chat template")
     result.add_argument("--threads", type=int, default=os.cpu_count(), help="of the engine (default: all cores)")

@@ -6,7 +6,7 @@ was asked for, every chunk has `usage: null` and one more chunk without choices 
 What speculation did, if that was asked for, rides beside it as `metrics.speculative_decoding`: the shape known from
 vLLM, plus `num_rounds` (rounds with and without a draft), `num_self_decoded_tokens` (of rounds without one),
 `drafter_switches` and `failovers`. Figures of several choices are added up. A choice that a stop string cut ends before
-its verifier tells them: it is left out there, and `completion_tokens_details` are then absent.
+its verifier tells them: it is left out there, and the details of `usage` that would need it are then absent.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Usage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: _PromptTokensDetails
+    prompt_tokens_details: _PromptTokensDetails | UnsetType = UNSET
     completion_tokens_details: _CompletionTokensDetails | UnsetType = UNSET
 
 
@@ -270,20 +270,17 @@ def usage_of(prompt_tokens: int, figures: Sequence[ChoiceFigures], choices: int 
     """Counts as the API names them. `choices` of each prompt; what the first found cached counts for the prompt."""
     completion_tokens = sum(choice.completion_tokens for choice in figures)
     known = [choice.stats for choice in figures if choice.stats is not None]
+    firsts = [choice.stats for choice in figures[::choices]]
+    cached = sum(stats.cached_tokens for stats in firsts if stats is not None)
     accepted = sum(stats.accepted_tokens for stats in known)
     rejected = sum(stats.draft_tokens for stats in known) - accepted
     return Usage(
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
-        _PromptTokensDetails(sum(_cached_tokens(choice.stats) for choice in figures[::choices])),
+        UNSET if None in firsts else _PromptTokensDetails(cached),
         _CompletionTokensDetails(accepted, rejected) if len(known) == len(figures) else UNSET,
     )
-
-
-def _cached_tokens(stats: SpeculationStats | None) -> int:
-    """Of a prompt, what was taken from blocks of keys and values; 0 where the session ended before it told."""
-    return 0 if stats is None else stats.cached_tokens
 
 
 def metrics_of(figures: Sequence[ChoiceFigures]) -> Metrics | None:

@@ -95,7 +95,12 @@ class SessionPrefill:
         return span if machine.logprobs is None else telling(machine.prefix, span, machine.logprobs)
 
     def ran(self, tokens: int, rows: tuple[Row, ...]) -> None:
-        """`tokens` more positions of what is known have valid KV; `rows` are those that `telling` asked for."""
+        """`tokens` more positions of what is known have valid KV; `rows` are those that `telling` asked for.
+
+        Nothing, where the session ended while the pass ran: its pages are others' by now.
+        """
+        if self._kv.closed:
+            return
         self._kv.advance(self._kv.valid_tokens + tokens, self.known)
         if rows:
             assert self._machine is not None

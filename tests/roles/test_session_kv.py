@@ -208,3 +208,31 @@ async def test_a_session_that_leaves_while_its_blocks_come_disturbs_nobody(autoj
         text, _ = await decode(stand, 22, prompt(100))
         assert text == greedy(prompt(100), 20)
         settled(stand)
+
+
+@pytest.mark.parametrize("chunk_tokens", [16, 50, 256])
+async def test_a_session_that_leaves_while_its_prompt_runs_disturbs_nobody(
+    autojump_clock: MockClock, chunk_tokens: int
+) -> None:
+    """Its pages go while the pass still writes them; what the pass computed is nobody's."""
+    async with running(SMALL, kind=PagedToyEngine, prefill_chunk_tokens=chunk_tokens) as stand:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(decode, stand, 1, prompt(50, 9))
+            for number in (2, 3):
+                with trio.CancelScope() as leaving:
+                    nursery.start_soon(_leave, stand, number, leaving)
+                    await stand.open(PLAIN, session=sid(number), prompt=prompt(100, number))
+        for number in (2, 3):
+            text, page = await decode(stand, 10 + number, prompt(100, number))
+            assert text == greedy(prompt(100, number), 20)
+            assert cached(page) % 16 == 0
+        settled(stand)
+
+
+async def _leave(stand: Stand, number: int, opening: trio.CancelScope) -> None:
+    """In the middle of the first pass that runs some of the session's prompt."""
+    first = prompt(1, number)[0]
+    while not any(span.tokens[0] == first and not span.start for spans in stand.engine.passes[-1:] for span in spans):
+        await trio.sleep(0.001)
+    opening.cancel()
+    await stand.verifier.cancel_session(ROUTER_PEER, sid(number))

@@ -23,7 +23,7 @@ from sdcpd.protocol.problems import (
     UnknownResource,
 )
 from sdcpd.protocol.terms import Action, LadderAction, State
-from sdcpd.roles.ports import Peer, Peers, Ports
+from sdcpd.roles.ports import Peer, Peers, Ports, Workers
 from sdcpd.roles.verifier import Verifier
 from sdcpd.roles.verifier_settings import VerifierSettings
 from tests.support.messages import (
@@ -99,7 +99,11 @@ def next_proposal(state: SessionState | Verdict, tokens: Sequence[int], **change
 
 @asynccontextmanager
 async def running(
-    engine_options: dict[str, Any] | None = None, *, kind: type[ToyEngine] = ToyEngine, **settings: Any
+    engine_options: dict[str, Any] | None = None,
+    *,
+    kind: type[ToyEngine] = ToyEngine,
+    workers: Workers | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Stand]:
     clock = TrioClock()
     engine = kind(clock, model=TARGET, tokenizer=TOKENIZER, **(engine_options or {}))
@@ -107,7 +111,7 @@ async def running(
     ports = Ports(
         clock=clock,
         randomness=SeededRandomness(),
-        workers=InlineWorkers(),
+        workers=workers or InlineWorkers(),
         meters=meters,
         peers=cast(Peers, peers),
         objects=logs,

@@ -23,7 +23,9 @@ from tests.support.ports import CountingMeters, InlineWorkers, SeededRandomness,
 
 SESSION = bytes(range(16))
 NOW = 1_764_547_200  # 2025-12-01
-STATS = SpeculationStats(rounds=5, drafts=4, draft_tokens=20, accepted_tokens=8, accepted_histogram=(1, 1, 0, 1, 1))
+STATS = SpeculationStats(
+    rounds=5, drafts=4, draft_tokens=20, accepted_tokens=8, accepted_histogram=(1, 1, 0, 1, 1), cached_tokens=2
+)
 EOS = 1
 TEMPLATE = (
     "{% for m in messages %}{{ bos_token }}{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}"

@@ -70,6 +70,8 @@ class Engine:
         """Blocks that sequences may share, once `keep_blocks` was called."""
         self._tables: dict[int, BlockTable] = {}
         self._next_sequence = 0
+        self.read_bytes = 0
+        """Octets of weights that one pass reads, as they lie in memory: what bounds its time from below."""
 
     @classmethod
     def load(
@@ -145,6 +147,7 @@ class Engine:
         )
         decoder = Decoder(config, weights, device, DTYPES[dtype], invariant=invariant)
         engine = cls(info, decoder, pool, device, settings.threads, head_tokens)
+        engine.read_bytes = weights.read_octets
         tell("warm-up", 0.0)
         engine._warm_up()
         if invariant and not rows_keep_their_bits(engine):

@@ -106,7 +106,8 @@ class _Half:
     def __init__(self, plain: _Plain) -> None:
         with quantized_engine():
             self._packed: Any = torch.ops.quantized.linear_prepack_fp16(plain.weight, plain.bias)
-        self._like = plain.weight.to("meta", torch.float16)
+        half = plain.weight.to("meta", torch.float16)
+        self._like = (half,) if plain.bias is None else (half, plain.bias.to("meta"))
         """As large as what is kept in memory, which is no tensor."""
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -122,7 +123,7 @@ class _Half:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self._like,)
+        return self._like
 
 
 class _Int8:

@@ -60,6 +60,11 @@ class Weights:
         return (self.head, *(linear for layer in self.layers for linear in layer.linears))
 
     @property
+    def read_octets(self) -> int:
+        """What one pass reads of them: the linear layers, and of the embedding next to nothing."""
+        return sum(one.numel() * one.element_size() for linear in self.linears for one in linear.tensors)
+
+    @property
     def octets(self) -> int:
         """Memory that they take; a head that is the embedding counts once."""
         tensors = [self.embedding, self.norm, *(tensor for linear in self.linears for tensor in linear.tensors)]

@@ -5,6 +5,7 @@
 
 Works on files alone; no daemon is asked, and torch is not loaded. The digest of a target depends on the precision it
 runs in: `inspect` tells one for each. The weights' files are read whole for them, which takes a second a gigabyte.
+Where memory depends on the machine and on the weights themselves (model_size.py), it tells the least and the most.
 """
 
 import argparse
@@ -81,6 +82,7 @@ def inspect_model(folder: Path) -> dict[str, Any]:
                 "dtype": dtype,
                 "quantization": quantization,
                 "weights_bytes": size.weights_bytes(dtype, quantization),
+                "least_weights_bytes": size.least_weights_bytes(dtype, quantization),
                 "target": targets[dtype, quantization],
             }
             for dtype, quantization in PRECISIONS
@@ -106,8 +108,9 @@ def _show(facts: dict[str, Any]) -> None:
     table = _table("dtype", "quantization", "weights", "KV a token", "target digest")
     for row in facts["precisions"]:
         kv_bytes = facts["kv_bytes_a_token"][row["dtype"]]
-        sizes = (_bytes(row["weights_bytes"]), _bytes(kv_bytes))
-        table.add_row(row["dtype"], row["quantization"], *sizes, row["target"])
+        least, most = _bytes(row["least_weights_bytes"]), _bytes(row["weights_bytes"])
+        weights = most if least == most else f"{least} to {most}"
+        table.add_row(row["dtype"], row["quantization"], weights, _bytes(kv_bytes), row["target"])
     console.print(table)
 
 

@@ -66,6 +66,14 @@ class NotedEngine(Engine):
         return rows
 
 
+async def at_rest(node: RunningNode, engine: Engine) -> None:
+    """Return once the drafter has heard the last verdict, and all sessions' pages are free."""
+    drafter = node.node.drafter
+    with trio.fail_after(GENERATE_LIMIT_S):
+        while engine.free_pages < engine.info.pages or (drafter is not None and drafter.snapshot().sessions):
+            await trio.sleep(0.002)
+
+
 class Way:
     """One method in a node that runs."""
 
@@ -97,7 +105,7 @@ class Way:
                         tokens += page.tokens
                         if not first_tokens:
                             first_tokens, first_at = len(tokens), last_at
-        await self._settled()
+        await at_rest(self._node, self._engine)
         change = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
         drafts, proposed, accepted, looked_up, lookup_accepted, settled, *accepted_at = change
         return Text(
@@ -115,15 +123,6 @@ class Way:
             lookup_accepted=lookup_accepted,
             settled_drafts=settled,
         )
-
-    async def _settled(self) -> None:
-        """The drafter has heard the last verdict, and the session's pages are free."""
-        drafter = self._node.node.drafter
-        with trio.fail_after(GENERATE_LIMIT_S):
-            while self._engine.free_pages < self._engine.info.pages or (
-                drafter is not None and drafter.snapshot().sessions
-            ):
-                await trio.sleep(0.002)
 
     def _counts(self) -> list[int]:
         sample, labelled = self._node.sample, self._node.labelled

@@ -55,6 +55,10 @@ class Blocks:
         for name, value in values.items():
             self._values.setdefault(f"{prefix}.{name}", []).append(value)
 
+    def of(self, name: str) -> list[float]:
+        """What came under the name, block by block."""
+        return self._values[name]
+
     @property
     def last(self) -> dict[str, float]:
         """What came last under each name."""

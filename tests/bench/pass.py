@@ -15,7 +15,6 @@ from tests.bench.passes import (
     demo_model,
     load,
     run,
-    weights_read_bytes,
     with_prefix,
 )
 
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser().parse_args(arguments)
     folder = options.model or demo_model()
     engines = {name: load(folder, name, options.threads, options.numerics) for name in options.precisions}
-    floors = {name: Floor(weights_read_bytes(folder, name)) for name in engines}
+    floors = {name: Floor(engine.read_bytes) for name, engine in engines.items()}
     opened = {name: with_prefix(engine, max(SESSIONS), options.prefix) for name, engine in engines.items()}
     blocks = Blocks()
     for block in range(options.blocks):

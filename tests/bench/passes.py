@@ -11,8 +11,6 @@ import torch
 
 from sdcpd.engine.forward import Engine
 from sdcpd.engine.linear import Int8Kernel
-from sdcpd.engine.model_config import read_model_config
-from sdcpd.engine.model_size import measure
 from sdcpd.engine.settings import EngineSettings
 from sdcpd.engine.spans import Span
 
@@ -64,13 +62,6 @@ def run(engine: Engine, sequences: Sequence[int], prefix: int, rows: int) -> Non
     """One pass over `rows` tokens of each, up to the rows on the host, as the verify loop has it."""
     tokens = tuple(place % engine.info.vocabulary for place in range(11, 11 + rows))
     engine.run(engine.plan([Span(sequence=one, tokens=tokens, start=prefix, rows=rows) for one in sequences]))
-
-
-def weights_read_bytes(folder: Path, precision: str) -> int:
-    """Octets of weights that one pass reads: those of the linear layers, the head once, the embedding not."""
-    size = measure(read_model_config(folder))
-    octets = {"fp32": 4, "bf16": 2}.get(precision, 1)
-    return size.linear_weights * octets
 
 
 class Floor:

@@ -57,6 +57,7 @@ def test_a_bomb_does_not_go_off(coding: Coding) -> None:
 @pytest.mark.parametrize(
     "octets",
     [b"", b"x", gzip.compress(b"abc")[:-1], gzip.compress(b"abc") + b"x", gzip.compress(b"a") * 2, zlib.compress(b"a")],
+    ids=["nothing", "junk", "cut off", "more behind it", "two members", "zlib"],  # gzip's octets hold the time
 )
 def test_what_is_not_one_whole_member(octets: bytes) -> None:
     with pytest.raises(IllFormed):

@@ -62,7 +62,7 @@ def test_a_row_has_the_same_bits_in_any_company(out: int, width: int) -> None:
 def test_weights_in_half_precision_give_what_the_whole_ones_do(biased: bool) -> None:
     plain, halved = (make_half(biased) for _ in range(2))
     halved.halve()
-    assert sum(one.numel() * one.element_size() for one in halved.tensors) == 2 * 96 * 64
+    assert sum(one.numel() * one.element_size() for one in halved.tensors) == 2 * 96 * 64 + 4 * 96 * biased
     for count in (1, 2, 3, 5, 33):
         rows = torch.randn((count, 64), generator=torch.Generator().manual_seed(1))
         sums = torch.randn((count, 96), generator=torch.Generator().manual_seed(2))

@@ -28,14 +28,14 @@ def test_inspect_says_what_the_engine_would_load(tiny_llama: Path, capsys: pytes
     for row in facts["precisions"]:
         info = load(tiny_llama, dtype=row["dtype"], quantization=row["quantization"]).info
         assert row["target"] == info.model.hex()
-        assert row["weights_bytes"] == info.weights_bytes
+        assert row["least_weights_bytes"] <= info.weights_bytes <= row["weights_bytes"]
         assert facts["tokenizer"] == info.tokenizer.hex()
 
 
 def test_inspect_for_people(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, output, _ = run(capsys, "inspect", tiny_llama)
     assert status == model_command.OK
-    for words in ("parameters", "family", "llama", "int8", "256 B", "theta 10000.0", "KiB"):
+    for words in ("parameters", "family", "llama", "int8", "256 B", "theta 10000.0", "KiB to "):
         assert words in output
 
 

@@ -39,8 +39,11 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
             return st.one_of([values_of(one) for one in types])
         case inspect.EnumType(cls=cls):
             return st.sampled_from([member.value for member in cls])
-        case inspect.IntType(ge=least, le=most):
-            return st.integers(least if least is not None else 0, most if most is not None else 2**64 - 1)
+        case inspect.LiteralType(values=values):
+            return st.sampled_from(values)
+        case inspect.IntType(ge=least, le=most, lt=beyond):
+            last = most if most is not None else 2**64 - 1 if beyond is None else beyond - 1
+            return st.integers(least if least is not None else 0, last)
         case inspect.BytesType(min_length=least, max_length=most):
             return st.binary(min_size=least or 0, max_size=most)
         case inspect.StrType(pattern=str() as pattern):
@@ -88,7 +91,7 @@ def test_the_file_and_the_struct_list_the_same_members(kind: type[Struct]) -> No
     """Optional where it is optional there: the file may not lag behind the code, nor the code behind the file."""
     found = re.search(rf"^{schema.PRODUCTIONS[kind]}\s*=\s*\{{(.*?)\}}", re.sub(";.*", "", schema.text()), re.M | re.S)
     assert found is not None
-    listed = {name: not optional for optional, name in re.findall(r"(\?\s*)?\b(\w+):", found.group(1))}
+    listed = {name: not optional for optional, name in re.findall(r"(\?\s*)?\b(\w+)\"?:", found.group(1))}
     ours = {field.encode_name: field.required for field in msgspec.structs.fields(kind)}
     assert listed == ours
 

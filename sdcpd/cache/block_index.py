@@ -13,7 +13,7 @@ A block that some order handles (`busy`) keeps all of them.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum, StrEnum
 from typing import Final, Protocol
 
@@ -153,10 +153,11 @@ class BlockIndex:
         self.set_aside -= 1
         self.free_buffers.append(buffer)
 
-    def set_buffer_aside(self, counts: Counter[tuple[str, Tier]]) -> int | None:
-        """A buffer for an order: a free one, or that of a block longest unused. None when all hold what may not go."""
+    def set_buffer_aside(self, counts: Counter[tuple[str, Tier]], keep: Collection[bytes] = ()) -> int | None:
+        """A buffer for an order: a free one, or that of a block longest unused. None when all hold what may not go,
+        `keep` among it."""
         if not self.free_buffers:
-            goes = self._first_to_go(self.in_buffers, Tier.HOST)
+            goes = self._first_to_go(self.in_buffers, Tier.HOST, keep)
             if goes is None:
                 return None
             counts["evictions", Tier.HOST] += 1
@@ -183,23 +184,15 @@ class BlockIndex:
         entry.on_disk = False
         self.look_again(entry)
 
-    def first_off_disk(self) -> Entry | None:
-        """Whose file goes first; None when all are of blocks that may not go."""
-        return self._first_to_go(self.on_disk, Tier.DISK)
+    def first_off_disk(self, keep: Collection[bytes] = ()) -> Entry | None:
+        """Whose file goes first; None when all are of blocks that may not go, `keep` among them."""
+        return self._first_to_go(self.on_disk, Tier.DISK, keep)
 
-    def first_to_sink(self, within: int) -> Entry | None:
-        """The first block, among the `within` whose buffers go first, that is worth a place further down."""
-        for _, name in zip(range(within), self.in_buffers, strict=False):
-            entry = self.entries[name]
-            if entry.uses > 1 and not entry.busy and not entry.on_disk:
-                return entry
-        return None
-
-    def _first_to_go(self, order: OrderedDict[bytes, None], tier: Tier) -> Entry | None:
+    def _first_to_go(self, order: OrderedDict[bytes, None], tier: Tier, keep: Collection[bytes]) -> Entry | None:
         soft: Entry | None = None
         for name in order:
             entry = self.entries[name]
-            if entry.busy or (self.held(entry) and not self._is_elsewhere(entry, tier)):
+            if entry.busy or name in keep or (self.held(entry) and not self._is_elsewhere(entry, tier)):
                 continue
             if entry.pin is not Pin.SOFT:
                 return entry

@@ -9,7 +9,8 @@ write the disk is left alone for a while.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct
@@ -244,26 +245,43 @@ class BlockMoves:
             entry = index.entries[name]
             if entry.guarded and not entry.busy:
                 return self._spill(entry, Source(page=pages.page_of(name)), now)
-        if pages.pages - pages.empty_pages <= HIGH * pages.pages or not (self._memory.buffers or self._disk_blocks):
+        if not (self._memory.buffers or self._disk_blocks):
             return None
-        within = pages.pages - int(LOW * pages.pages) - pages.empty_pages
-        for _, name in zip(range(within), pages.idle_names(), strict=False):
-            entry = index.entries[name]
+        for entry in map(index.entries.__getitem__, self._pages_taken_next()):
             if entry.uses > 1 and not entry.busy and entry.buffer is None and not entry.on_disk:
-                return self._spill(entry, Source(page=pages.page_of(name)), now)
+                return self._spill(entry, Source(page=pages.page_of(entry.name)), now)
         return None
 
     def _spill_buffer(self, now: float) -> Spill | None:
+        for entry in map(self._index.entries.__getitem__, self._buffers_taken_next()):
+            if entry.uses > 1 and not entry.busy and not entry.on_disk:
+                return self._spill(entry, Source(buffer=entry.buffer), now)
+        return None
+
+    def _pages_taken_next(self) -> Iterable[bytes]:
+        """Blocks in the idle pages that sessions take first, down to the low watermark; none below the high one."""
+        pages = self._pages
+        if pages.pages - pages.empty_pages <= HIGH * pages.pages:
+            return ()
+        return islice(pages.idle_names(), max(0, pages.pages - int(LOW * pages.pages) - pages.empty_pages))
+
+    def _buffers_taken_next(self) -> Iterable[bytes]:
+        """The same of the host tier, where there is a tier below it."""
         buffers, free = self._memory.buffers, len(self._index.free_buffers)
         if not self._disk_blocks or buffers - free <= HIGH * buffers:
-            return None
-        entry = self._index.first_to_sink(buffers - int(LOW * buffers) - free)
-        return None if entry is None else self._spill(entry, Source(buffer=entry.buffer), now)
+            return ()
+        return islice(self._index.in_buffers, max(0, buffers - int(LOW * buffers) - free))
 
     def _spill(self, entry: Entry, source: Source, now: float) -> Spill | None:
-        """Down by one tier; past the host tier where that is not there, or is full of what may not go."""
-        buffer = self._index.set_buffer_aside(self._counts) if source.page is not None else None
-        if buffer is None and (now < self._disk_rests_until or not self._make_room_on_disk()):
+        """Down by one tier; past the host tier where that is not there, or is full of what may not go.
+
+        No copy is given up for this one whose block would at once be copied again: they would take one another's
+        place for ever.
+        """
+        keep = set(self._pages_taken_next())
+        buffer = self._index.set_buffer_aside(self._counts, keep) if source.page is not None else None
+        keep.update(self._buffers_taken_next())
+        if buffer is None and (now < self._disk_rests_until or not self._make_room_on_disk(keep)):
             return None
         self._writing += buffer is None
         if source.page is not None:
@@ -272,19 +290,19 @@ class BlockMoves:
         self._handle(order, entry)
         return order
 
-    def _make_room_on_disk(self) -> bool:
+    def _make_room_on_disk(self, keep: Collection[bytes] = ()) -> bool:
         """Room in the budget for one block more. At the high watermark files are given up, down to the low one."""
         capacity = self._disk_blocks
         high, low = (int(HIGH * capacity), int(LOW * capacity)) if capacity >= 1 / (1 - HIGH) else (capacity, capacity)
         wanted = len(self._index.on_disk) + self._writing + 1
         if wanted > high:
-            self._drop_from_disk(wanted - low)
+            self._drop_from_disk(wanted - low, keep)
         return len(self._index.on_disk) + self._writing + 1 <= capacity
 
-    def _drop_from_disk(self, count: int) -> None:
+    def _drop_from_disk(self, count: int, keep: Collection[bytes] = ()) -> None:
         """Give up the files of up to `count` blocks, those longest unused."""
         for _ in range(count):
-            entry = self._index.first_off_disk()
+            entry = self._index.first_off_disk(keep)
             if entry is None:
                 return
             self._counts["evictions", Tier.DISK] += 1

@@ -21,7 +21,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     where it holds, else fast.
 
     `kv_cache_bytes` is the size of the page pool; without it the pool takes `kv_cache_share` of the memory that is
-    free once the weights are loaded. `page_tokens` is the size of a page and later of a cache block (a multiple of 16
+    free once the weights are loaded. `page_tokens` is the size of a page and of a cache block (a multiple of 16
     keeps pages aligned for the kernels). `context_tokens` lowers the model's own limit. `threads` 0 leaves torch's
     own choice, one a core.
     """

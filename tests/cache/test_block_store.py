@@ -343,3 +343,27 @@ def test_pressure_never_takes_a_page_from_use(pages: int) -> None:
     assert len(stand.spill_all()) == 1, "the last page but those in use"
     stand.pool.release(held)
     stand.check()
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 3)), max_size=40), st.integers(0, 4), st.integers(0, 4))
+@settings(max_examples=200, deadline=None)
+def test_what_presses_is_moved_once_however_small_the_tiers_below(
+    uses: list[tuple[int, int]], buffers: int, files: int
+) -> None:
+    """More blocks are worth a copy than there is room for: they must not take one another's place for ever."""
+    disk: dict[str, Any] = {"files": SimDisk(), "disk_bytes_to_use": files * BLOCK_BYTES} if files else {}
+    stand = Stand(pages=28, buffers=buffers, **disk)
+    for name in NAMES[12:]:
+        stand.compute(name, times=2)
+    for number, times in uses:
+        if (page := stand.store.page_of(NAMES[number])) is None:
+            stand.compute(NAMES[number], times=times)
+        else:
+            stand.pool.retain([page])
+            stand.pool.release([page])
+        moved = 0
+        while (order := stand.store.next_spill(stand.now)) is not None:
+            stand.carry_out(order)
+            moved += not isinstance(order, Discard)
+            assert moved <= 5 + buffers, "a copy of each page that is taken next, and of each buffer"
+        stand.check()

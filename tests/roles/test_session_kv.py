@@ -8,13 +8,17 @@ import trio
 from trio.testing import MockClock
 
 from sdcpd.cache.block_orders import Tier
+from sdcpd.protocol.commit_log import FenceRecord, write_record
+from sdcpd.protocol.encoding import encode_tokens
+from sdcpd.protocol.log_history import read_history
 from sdcpd.protocol.messages import Contract, Output
 from sdcpd.protocol.terms import Action
 from tests.cache.sim_disk import SimDisk
+from tests.roles.test_takeover import TOKENS_REF, resume_of
 from tests.roles.test_verifier import ROUTER_PEER, Stand, running
-from tests.support.messages import VERIFIER, contract
+from tests.support.messages import LOG, SESSION, VERIFIER, assignment, contract
 from tests.support.paged_toy import PagedToyEngine
-from tests.support.toy_engine import greedy
+from tests.support.toy_engine import entry_of, greedy, next_logits
 
 SMALL: dict[str, Any] = {"pages": 16, "page_tokens": 16, "context_tokens": 128}
 LARGE: dict[str, Any] = SMALL | {"pages": 64}
@@ -208,6 +212,36 @@ async def test_a_session_that_leaves_while_its_blocks_come_disturbs_nobody(autoj
         text, _ = await decode(stand, 22, prompt(100))
         assert text == greedy(prompt(100), 20)
         settled(stand)
+
+
+@pytest.mark.parametrize("seen", [0, 50, 64, 65, 90])
+async def test_a_session_taken_over_tells_of_tokens_whose_blocks_are_there(
+    autojump_clock: MockClock, seen: int
+) -> None:
+    """The prompt's blocks are taken as they are. What is to be told of the output is run, whatever there is of it."""
+    of = contract(stop=(), max_new=60, low_rounds=100)
+    async with running(LARGE, kind=PagedToyEngine) as first, running(LARGE, kind=PagedToyEngine) as second:
+        if seen:
+            await decode(second, 9, (*prompt(50), *greedy(prompt(50), 60))[:seen])
+        second.logs.logs, second.logs.objects = first.logs.logs, first.logs.objects
+        await first.open(of, prompt=prompt(50), logprobs=2)
+        await first.draft(of, drafter=VERIFIER)
+        while (await first.verifier.session_state(ROUTER_PEER, SESSION)).committed < 40:
+            await trio.sleep(0.005)
+        first.logs.logs[LOG] += write_record(FenceRecord(epoch=2, by="r#n"))
+        history = read_history(first.logs.logs[LOG], of, prompt(50))
+        first.logs.objects[TOKENS_REF] = encode_tokens(history.tokens)
+        before = len(second.engine.passes)
+        await second.open(of, prompt=prompt(50), epoch=2, resume=resume_of(history), logprobs=2)
+        page = await second.verifier.read_output(ROUTER_PEER, SESSION, 0, 1.0)
+        known = (*prompt(50), *page.tokens)
+        assert page.tokens == history.tokens
+        assert page.logprobs == tuple(entry_of(next_logits(known[:at]), known[at], 2) for at in range(50, len(known)))
+        assert second.engine.passes[before][0].start == (48 if seen else 0), "position 49 has something to tell"
+        ordered = assignment(contract=of, drafter=VERIFIER, seq=1, epoch=2)
+        await second.verifier.name_drafter(ROUTER_PEER, SESSION, ordered)
+        tokens, page = await second.read_all()
+        assert tokens == greedy(prompt(50), 60)
 
 
 @pytest.mark.parametrize("chunk_tokens", [16, 50, 256])

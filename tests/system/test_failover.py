@@ -54,6 +54,8 @@ async def pages(generation: Generation, at: int, blow: Callable[[], Awaitable[No
         epoch = page.epoch
         tokens += page.tokens
         if page.final:
+            if page.reason == "cancelled":
+                return tokens, page  # the verifier is not asked for its account any more
             assert page.stats, "the figures are the whole session's, whatever became of its verifiers"
             assert page.stats.accepted_tokens + page.stats.rounds >= len(tokens) > page.stats.accepted_tokens
             return tokens, page

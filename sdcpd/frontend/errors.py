@@ -21,6 +21,7 @@ COME_AGAIN: Final = frozenset(
         "verifier_unreachable",
         "verifier_lost",
         "directory_unreachable",
+        "prompt_unpublished",
         "log_unreachable",
         "taken_over",
         "router_stopped",

@@ -15,7 +15,14 @@ from sdcpd.roles.ports import Clock, Meters
 Ending = Literal["stop", "length", "abort", "error"]
 
 UNTAKEN: Final = frozenset(
-    {"verifier_overloaded", "verifier_unreachable", "verifier_refused", "directory_unreachable", "router_stopped"}
+    {
+        "verifier_overloaded",
+        "verifier_unreachable",
+        "verifier_refused",
+        "directory_unreachable",
+        "prompt_unpublished",
+        "router_stopped",
+    }
 )
 """Reasons with which the router ends a generation whose session no verifier has opened, as far as is known."""
 

@@ -8,6 +8,7 @@ from sdcpd.protocol.encoding import encode_tokens
 from sdcpd.protocol.messages import Assignment, SessionState
 from sdcpd.protocol.placement_values import Plan, Publish
 from sdcpd.protocol.policy_lane import PolicyLane
+from sdcpd.protocol.prompt_object import PromptObject
 
 
 class Assignments:
@@ -16,10 +17,11 @@ class Assignments:
     An assignment that states committed tokens names the object that holds them; it is written once a round.
     """
 
-    def __init__(self, plan: Plan, policies: PolicyLane) -> None:
+    def __init__(self, plan: Plan, policies: PolicyLane, prompt: PromptObject) -> None:
         self.state: SessionState | None = None
         self._plan = plan
         self._policies = policies
+        self._prompt = prompt
         self._published: int | None = None  # the round whose tokens were published last
 
     @property
@@ -53,7 +55,7 @@ class Assignments:
             contract=self._plan.contract,
             verifier=verifier,
             drafter=target,
-            prompt=self._plan.prompt,
+            prompt=self._prompt.member,
             round=state.round,
             committed=state.committed,
             digest=state.digest,

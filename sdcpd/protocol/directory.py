@@ -33,12 +33,18 @@ class DirectoryRecord(Message, frozen=True, kw_only=True):
 
 
 def write_directory_record(
-    plan: Plan, *, verifier: str, epoch: int, drafter: str | None, policies: Sequence[Policy] = ()
+    plan: Plan,
+    *,
+    prompt: tuple[int, ...] | str,
+    verifier: str,
+    epoch: int,
+    drafter: str | None,
+    policies: Sequence[Policy] = (),
 ) -> bytes:
-    """The record's octets, the same for the same state."""
+    """The record's octets, the same for the same state. `prompt` is what the session-open carries."""
     return encode(
         DirectoryRecord(
-            open=plan.opening(FIRST_EPOCH),
+            open=plan.opening(FIRST_EPOCH, prompt),
             verifier=verifier,
             epoch=epoch,
             drafter=UNSET if drafter is None else drafter,

@@ -61,18 +61,22 @@ class History(Struct, frozen=True):
         return len(self.commits)
 
 
-def read_history(log: bytes, contract: Contract, prompt: tuple[int, ...]) -> History:
-    """Read a log's octets. Raises IllFormed when they are damaged or do not continue the chain of this session."""
+def read_history(log: bytes, contract: Contract, prompt: tuple[int, ...] | None) -> History:
+    """Read a log's octets. Raises IllFormed when they are damaged or do not continue the chain of this session.
+
+    Without its prompt (None) the first commit is believed, and the chain checked from there; before it `digest` is
+    empty.
+    """
     read = read_records(log)
     records = [record for record, _ in read]
     seen = view(records)
-    digest = digests.prompt_digest(digests.contract_digest(contract), prompt)
+    digest = b"" if prompt is None else digests.prompt_digest(digests.contract_digest(contract), prompt)
     tokens: list[int] = []
     for number, commit in enumerate(seen.commits, 1):
         if any(token >= TOKEN_LIMIT for token in commit.emitted):
             raise IllFormed(f"log: round {commit.round} emits a token beyond 2^32")
         tokens += commit.emitted
-        digest = digests.extend(digest, commit.emitted)
+        digest = digests.extend(digest, commit.emitted) if digest else commit.digest
         if (commit.round, commit.committed, commit.digest) != (number, len(tokens), digest):
             raise IllFormed(f"log: round {commit.round} does not continue the rounds and the digest chain before it")
     fences = [record for record in records if isinstance(record, FenceRecord) and record.epoch == seen.fence]

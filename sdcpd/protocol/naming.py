@@ -31,6 +31,7 @@ from sdcpd.protocol.placement_values import (
     passing,
     retry_after_s,
 )
+from sdcpd.protocol.prompt_object import PromptObject
 from sdcpd.protocol.retry_lane import MainLane
 from sdcpd.protocol.terms import Action, State
 
@@ -74,6 +75,7 @@ class Naming:
         reader: OutputReader,
         assignments: Assignments,
         choice: DrafterChoice,
+        prompt: PromptObject,
     ) -> None:
         self.order = NamingOrder(plan.incarnation)
         self.assigned: str | None = None
@@ -84,6 +86,7 @@ class Naming:
         self._reader = reader
         self._assignments = assignments
         self._choice = choice
+        self._prompt = prompt
         self._verifier = plan.verifier
         self._target = plan.verifier
 
@@ -167,6 +170,7 @@ class Naming:
             self._lane.clear()
             return Phase.SETTLED
         reason = self._choice.judged(drafter, outcome, self._lane.tries, now)
+        self._prompt.doubt(now)
         if reason is None:
             self._lane.wait(now)
             return None

@@ -11,7 +11,8 @@ the verifier's load).
 The order of 6.1 is in the transitions: the session is opened (opening), somebody is chosen (drafter_choice), named at
 the verifier and assigned (naming).
 
-Beside this main lane run the reading of output (output_reader) and the closing (cleanup). What a drafter does wrong
+Beside this main lane run the reading of output (output_reader), the renewals of a prompt that goes by reference
+(prompt_object) and the closing (cleanup). What a drafter does wrong
 costs time, never the session: it is rested or excluded and somebody else is named (drafter_choice). A verifier is lost
 when its status expires, when another process answers in its place, when it does not know the session or serves it no
 longer (95), or when an operator says so; a false alarm is safe. What a verifier refuses for good ends the session.
@@ -51,6 +52,7 @@ from sdcpd.protocol.placement_values import (
     words,
 )
 from sdcpd.protocol.policy_lane import PolicyLane
+from sdcpd.protocol.prompt_object import PromptObject
 from sdcpd.protocol.retry_lane import AnyLane, Lane, MainLane, Outbox, Step
 from sdcpd.protocol.terms import Action, State
 from sdcpd.protocol.verifier_watch import VerifierWatch
@@ -79,12 +81,13 @@ class Placement:
         self._main: MainLane = Lane(self._outbox)
         self._reader = OutputReader(plan, self.epoch, self._outbox)
         self._policies = PolicyLane(plan, self._outbox)
-        self._opening = Opening(plan, self._main, patience, self._policies)
+        self._prompt = PromptObject(plan, self._main, patience, self._outbox)
+        self._opening = Opening(plan, self._main, patience, self._policies, self._prompt)
         self._failover = Failover(plan, fleet, patience, self._outbox, self._reader.copy)
         self._cleanup = Cleanup(plan, fleet, self._outbox)
         self._choice = DrafterChoice(plan, fleet, patience)
-        self._assignments = Assignments(plan, self._policies)
-        self._naming = Naming(plan, self._main, patience, self._reader, self._assignments, self._choice)
+        self._assignments = Assignments(plan, self._policies, self._prompt)
+        self._naming = Naming(plan, self._main, patience, self._reader, self._assignments, self._choice, self._prompt)
         self._watch = VerifierWatch(fleet, plan.verifier, plan.verifier_boot)
         self._target_boot: bytes | None = None
         self._unprofitable = False  # the verifier asked for 110 (event kind 3)
@@ -130,6 +133,7 @@ class Placement:
             self._reader.move(self.verifier, epoch)
         self.epoch, self._opening.tag = epoch, tag
         self.phase = Phase.RECOVERING
+        self._prompt.renew(now)
         self._failover.adopt(epoch, self.verifier, now)
         return self._outbox.take()
 
@@ -141,6 +145,8 @@ class Placement:
             self._read_outcome(outcome, now)
         elif self._failover.lane.answers(call):
             self._recover(self._failover.outcome(outcome, now), now)
+        elif self._prompt.lane.answers(call):
+            self._prompt.renewed(outcome, now)
         elif self._policies.lane.answers(call):
             if self._policies.outcome(outcome, now):
                 self._policy_taken(now)
@@ -209,6 +215,8 @@ class Placement:
                 self._open_outcome(outcome, now)
             case Name():
                 self._name_outcome(outcome, now)
+            case Publish() if self.phase is Phase.OPENING:
+                self._open_outcome(outcome, now)
             case Publish():
                 self._go_on(self._naming.published(outcome, now), now)
             case Assign(message=message):
@@ -423,6 +431,7 @@ class Placement:
         self._reader.leave()
         self._failover.stop()
         self._policies.lane.clear()
+        self._prompt.lane.clear()
         open_in_flight = self._main.in_flight and isinstance(self._main.action, Open)
         open_lost = opening and self._opening.lost
         reason = ending.reason or "failed"
@@ -438,4 +447,5 @@ class Placement:
             self._cleanup.drop(self._naming.assigned, now)
 
     def _lanes(self) -> tuple[AnyLane, ...]:
-        return (self._main, self._reader.lane, self._failover.lane, self._policies.lane, *self._cleanup.lanes())
+        beside = (self._reader.lane, self._failover.lane, self._prompt.lane, self._policies.lane)
+        return (self._main, *beside, *self._cleanup.lanes())

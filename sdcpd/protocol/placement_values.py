@@ -25,6 +25,10 @@ FIRST_EPOCH: Final = 1
 """Of every session at its first verifier (6.1); each attempt at another one takes a higher one (6.9, decision 30)."""
 
 
+NO_ROOM: Final = 507
+"""The store has no room."""
+
+
 class Phase(Enum):
     """Where the main lane of a session stands; see placement.py."""
 
@@ -49,7 +53,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     used. `jitter` in [0.5, 1] stretches this session's backoffs, so that sessions which failed together do not retry
     together. `policy` is a profile that is for the verifier alone, in force from round 1 (decision 18). `logprobs`: how
     many likeliest tokens are told of with each token, None for no log-probabilities at all (decision 114). Drafters of
-    `methods` are preferred, in this order; `traffic_class` is what an operator calls the session's kind.
+    `methods` are preferred, in this order; `traffic_class` is what an operator calls the session's kind. `prompt_ref`:
+    where the prompt is published, None for one that goes within the messages; `prompt_renew_s`: how often it is written
+    anew.
     """
 
     session: bytes
@@ -72,18 +78,20 @@ class Plan(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     methods: tuple[str, ...] = ()
     traffic_class: str = ""
+    prompt_ref: str | None = None
+    prompt_renew_s: float = 200.0
 
     def tokens_ref(self, epoch: int, round_: int) -> str:
         """cache-ref of the tokens committed up to a round."""
         return f"{self.objects}{epoch}/{round_}/tokens"
 
-    def opening(self, epoch: int) -> SessionOpen:
-        """The session-open of 6.1."""
+    def opening(self, epoch: int, prompt: tuple[int, ...] | str) -> SessionOpen:
+        """The session-open of 6.1, with the prompt or a reference to it."""
         return SessionOpen(
             session=self.session,
             epoch=epoch,
             contract=self.contract,
-            prompt=self.prompt,
+            prompt=prompt,
             commit_log=self.commit_log,
             router=self.router,
             logprobs=UNSET if self.logprobs is None else self.logprobs,
@@ -146,7 +154,7 @@ class SetPolicy(Call, frozen=True, kw_only=True):
 
 
 class Publish(Call, frozen=True, kw_only=True):
-    """Write a `committed_tokens` object (decision 25). An object that is already there is the same one: Accepted."""
+    """Write a `committed_tokens` or `prompt` object (decision 25). One that is there already is the same: Accepted."""
 
     ref: str
     octets: bytes

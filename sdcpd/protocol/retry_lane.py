@@ -114,4 +114,13 @@ MainLane = Lane[WriteRecord | ReadRecord | Open | Name | Publish | Assign]
 FailoverLane = Lane[ReadLog | WriteLog | Publish | ReadRecord | AskState]
 """What a failover does one after the other."""
 
-AnyLane = MainLane | FailoverLane | Lane[SetPolicy] | Lane[Read] | Lane[Close] | Lane[Drop] | Lane[ReadLog | WriteLog]
+AnyLane = (
+    MainLane
+    | FailoverLane
+    | Lane[SetPolicy]
+    | Lane[Publish]
+    | Lane[Read]
+    | Lane[Close]
+    | Lane[Drop]
+    | Lane[ReadLog | WriteLog]
+)

@@ -6,7 +6,7 @@ as one that was only paused, finds its late assignments refused; and of two that
 a nonce makes their claims differ, since a store takes octets that it holds already for done.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 from msgspec import Struct
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sdcpd.cache.refs import record_reference
 from sdcpd.protocol.directory import DirectoryRecord, read_directory_record
-from sdcpd.protocol.encoding import encode
+from sdcpd.protocol.encoding import decode_tokens, encode
 from sdcpd.protocol.problems import Problem
 from sdcpd.protocol.terms import session_path_id
 from sdcpd.roles.ports import Appended, Content, Listed, Missing, Ports, StoreRefused, TagMismatch, Unreachable
@@ -32,17 +32,26 @@ CONTESTED_TRIES = 5
 
 
 class Claimed(Struct, frozen=True):
-    """A session that is this router's now. `record` is as it stands at `ref`, with the tag `tag`."""
+    """A session that is this router's now. `record` is as it stands at `ref`, with the tag `tag`. `prompt`: what its
+    open holds or refers to, None where that object is gone."""
 
     record: DirectoryRecord
     ref: str
     tag: str
+    prompt: tuple[int, ...] | None
 
 
 async def claim_sessions(
-    ports: Ports, *, instance: str, cache: str, known: Callable[[bytes], bool], take: Callable[[Claimed], None]
+    ports: Ports,
+    *,
+    instance: str,
+    cache: str,
+    known: Callable[[bytes], bool],
+    take: Callable[[Claimed], None],
+    lost: Callable[[Claimed], Awaitable[None]],
 ) -> None:
-    """Go through the directory once. `known` tells sessions that were begun since the start; `take` gets all others."""
+    """Go through the directory once. `known` tells sessions that were begun since the start; `take` gets all others,
+    `lost` those of which the prompt cannot be had any more."""
     after: bytes | None = None
     claimed = 0
     nonces = ports.randomness.stream("claims")
@@ -59,7 +68,10 @@ async def claim_sessions(
             one = await _claim(ports, ref, listed.session, instance, nonces.octets(8).hex())
             if one is not None:
                 claimed += 1
-                take(one)
+                if one.prompt is None:
+                    await lost(one)
+                else:
+                    take(one)
         if not page.more:
             break
     log.info("directory read", sessions=claimed)
@@ -94,7 +106,7 @@ async def _claim(ports: Ports, ref: str, session: bytes, instance: str, nonce: s
             if record is None:
                 return None
             if record.claim == nonce:
-                return Claimed(record=record, ref=ref, tag=tag)  # the answer to our write was lost
+                return await _claimed(ports, record, ref, tag)  # the answer to our write was lost
             incarnation = record.incarnation if incarnation is None else incarnation
             if record.incarnation != incarnation or contested >= CONTESTED_TRIES:
                 bound.info("another router has taken the session up")
@@ -102,7 +114,7 @@ async def _claim(ports: Ports, ref: str, session: bytes, instance: str, nonce: s
             raised = replace(record, incarnation=incarnation + 1, claim=nonce)
             outcome = await within(CALL_LIMIT_S, lambda: ports.objects.write_record(ref, encode(raised), tag))  # noqa: B023 - called here
             if isinstance(outcome, Appended):
-                return Claimed(record=raised, ref=ref, tag=outcome.tag)
+                return await _claimed(ports, raised, ref, outcome.tag)
             if isinstance(outcome, TagMismatch):
                 contested += 1
                 continue
@@ -111,6 +123,36 @@ async def _claim(ports: Ports, ref: str, session: bytes, instance: str, nonce: s
             bound.error("session left alone: its directory record cannot be had", detail=content.detail)
             return None
         bound.info("directory record not claimed yet", detail=_words(content))
+        await ports.clock.sleep_until(ports.clock.now() + wait_s)
+        wait_s = min(2 * wait_s, RETRY_LAST_S)
+
+
+async def _claimed(ports: Ports, record: DirectoryRecord, ref: str, tag: str) -> Claimed:
+    return Claimed(record=record, ref=ref, tag=tag, prompt=await _prompt(ports, record))
+
+
+async def _prompt(ports: Ports, record: DirectoryRecord) -> tuple[int, ...] | None:
+    """The prompt of a session. One that is published is read; a cache that does not answer is asked until it does."""
+    prompt, wait_s = record.open.prompt, RETRY_FIRST_S
+    if not isinstance(prompt, str):
+        return prompt
+    bound = log.bind(session=session_path_id(record.open.session))
+    while True:
+        content = await within(CALL_LIMIT_S, lambda: ports.objects.fetch(prompt))
+        match content:
+            case Content(octets=octets):
+                try:
+                    return decode_tokens(octets)
+                except Problem as problem:
+                    bound.error("the object of the prompt cannot be read", detail=problem.detail)
+                    return None
+            case Missing():
+                return None
+            case StoreRefused(status=status, detail=detail) if status < 500:
+                bound.error("the object of the prompt cannot be had", detail=detail)
+                return None
+            case _:
+                bound.info("prompt not read yet", detail=_words(content))
         await ports.clock.sleep_until(ports.clock.now() + wait_s)
         wait_s = min(2 * wait_s, RETRY_LAST_S)
 

@@ -3,7 +3,7 @@
 The router keeps figures of ended sessions, not their tokens. Whoever comes late for them costs a read of the log.
 """
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from sdcpd.protocol.commit_log import read_records, view
 from sdcpd.protocol.messages import Output
@@ -14,6 +14,15 @@ from sdcpd.roles.router_views import RoutedSession
 from sdcpd.roles.waits import within
 
 READ_LIMIT_S = 5.0
+
+
+class Ended(Struct, frozen=True):
+    """What is remembered of a session that ended."""
+
+    view: RoutedSession
+    ended_at: float
+    commit_log: str
+    record: str | None
 
 
 async def ended_page(

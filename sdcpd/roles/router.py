@@ -14,10 +14,10 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
 
-import msgspec
 import structlog
 import trio
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from sdcpd.cache.refs import ObjectKind, log_reference, object_reference, record_reference
 from sdcpd.drafting.traffic_class import TrafficClass
@@ -25,23 +25,24 @@ from sdcpd.protocol.fleet import Fleet, Instance, VerifierNeed
 from sdcpd.protocol.ladder import Ladder, contract_members, named
 from sdcpd.protocol.messages import Contract, Event, Output, Sampling, Status
 from sdcpd.protocol.placement import Placement
-from sdcpd.protocol.placement_values import Plan
+from sdcpd.protocol.placement_values import FIRST_EPOCH, Plan
 from sdcpd.protocol.problems import Forbidden, IllFormed, Overloaded, SessionClosed, StaleEpoch, UnknownResource
 from sdcpd.protocol.terms import InstanceRole, Rule, session_path_id
 from sdcpd.protocol.uris import normalize_base_uri
 from sdcpd.roles.adoption import Claimed, claim_sessions
-from sdcpd.roles.ended_output import ended_page
+from sdcpd.roles.ended_output import Ended, ended_page
 from sdcpd.roles.generation import (
     Generation,
     GenerationRefused,
     GenerationRequest,
     ModelCard,
 )
+from sdcpd.roles.lost_prompt import end_without_prompt
 from sdcpd.roles.ports import Peer, Ports
 from sdcpd.roles.request_fit import check_tokens, context_of, first_fit, vocabulary_of
 from sdcpd.roles.router_commands import RouterCommands
 from sdcpd.roles.router_settings import RoutedModel, RouterSettings
-from sdcpd.roles.router_views import RoutedSession, RouterSnapshot, describe_instance, describe_session, state_of
+from sdcpd.roles.router_views import RouterSnapshot, describe_instance, describe_session, state_of
 from sdcpd.roles.sampling_terms import check_sampling, contract_sampling, rule_of, verifier_policy
 from sdcpd.roles.session_task import PAGE_TOKENS, SessionTask
 from sdcpd.roles.traffic import Traffic
@@ -53,17 +54,11 @@ log = structlog.get_logger(__name__)
 FORGOTTEN_IDS = 4096
 """Ids of sessions ended long ago, remembered only to answer 410 rather than 404; 16 octets each."""
 
+LONGEST_LIFE_S = 600.0
+"""Of a prompt's object, as far as its renewals are concerned (cache part 5.4): caches may cut a longer one."""
+
 FIRST_INCARNATION = 1
 """Of every session at its first router (decision 111); each that takes it up raises it in the directory."""
-
-
-class Ended(Struct, frozen=True):
-    """What is remembered of a session that ended."""
-
-    view: RoutedSession
-    ended_at: float
-    commit_log: str
-    record: str | None
 
 
 class Router:
@@ -155,7 +150,7 @@ class Router:
         role = InstanceRole(message.role).name.lower()
         if peer.role != role or peer.uri != uri:
             raise Forbidden(f"only the {role} {uri} may report its status")
-        status = msgspec.structs.replace(message, instance=uri)
+        status = replace(message, instance=uri)
         report = self._fleet.report(status, self._ports.clock.now())
         if report.fresh or report.rebooted:
             log.info("instance reports", instance=uri, role=role, rebooted=report.rebooted)
@@ -303,16 +298,22 @@ class Router:
             cache=self._cache,
             known=lambda session: session in self._sessions or session in self._ended,
             take=self._adopt,
+            lost=self._end_lost,
         )
         self._directory_read = True
 
+    async def _end_lost(self, claimed: Claimed) -> None:
+        view, opened = await end_without_prompt(self._ports, claimed), claimed.record.open
+        self._ended[opened.session] = Ended(view, self._ports.clock.now(), opened.commit_log, claimed.ref)
+
     def _adopt(self, claimed: Claimed) -> None:
         record = claimed.record
-        assert isinstance(record.open.prompt, tuple), "this router writes prompts inline"
+        assert claimed.prompt is not None
         plan = self._plan(
             record.open.session,
             record.open.contract,
-            record.open.prompt,
+            claimed.prompt,
+            prompt_ref=record.open.prompt if isinstance(record.open.prompt, str) else None,
             verifier=record.verifier,
             verifier_boot=None,
             vocabulary=None if isinstance(record.vocabulary, UnsetType) else record.vocabulary,
@@ -442,6 +443,8 @@ class Router:
             methods=() if enrolled is None else enrolled.guard.rules.methods,
             traffic_class="" if enrolled is None else enrolled.name,
         )
+        if len(plan.prompt) > self._settings.inline_prompt_tokens:
+            plan = replace(plan, prompt_ref=plan.tokens_ref(FIRST_EPOCH, 0))
         placement = Placement(plan, self._fleet, self._settings.patience)
         return SessionTask(
             placement,
@@ -464,6 +467,7 @@ class Router:
             router=self._instance,
             commit_log=log_reference(self._cache, scope, session),
             objects=object_reference(self._cache, scope, session, 1, 0, ObjectKind.TOKENS).removesuffix("1/0/tokens"),
+            prompt_renew_s=min(self._settings.tokens_ttl_ms / 1000, LONGEST_LIFE_S) / 3,
             record=record_reference(self._cache, None, session),
             nonce=self._nonces.octets(8).hex(),
             jitter=0.5 + self._jitter.uniform() / 2,

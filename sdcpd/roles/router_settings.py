@@ -37,6 +37,10 @@ class RouterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     an unlimited one would take the whole context from all others."""
     default_ladder: str = SHIPPED
     """`[ladder.NAME]` for sessions of models that name none."""
+    inline_prompt_tokens: Annotated[int, Meta(ge=0, le=786_432)] = 4096
+    """A longer prompt is published once, as an object of the cache, and messages refer to it (draft 5.2). Shorter ones
+    go within them: 16 KiB a message cost less than a further write and two reads. The most still fits into the 4 MiB
+    of a message, whatever its token ids."""
     max_instances: Annotated[int, Meta(ge=1, le=65536)] = 1024
     """Instances known at once; one more status is answered 503."""
     ended_sessions: Annotated[int, Meta(ge=0, le=65536)] = 1024
@@ -54,7 +58,7 @@ class RouterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     assign_deadline_s: Seconds = 2.0
     """One POST assignments; a drafter answers it before it works (decision 44)."""
     publish_deadline_s: Seconds = 5.0
-    """One write of a `committed_tokens` object."""
+    """One write of a `committed_tokens` or `prompt` object."""
     log_deadline_s: Seconds = 5.0
     """One read of a commit log, or one fence."""
     close_deadline_s: Seconds = 5.0
@@ -62,7 +66,8 @@ class RouterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     read_grace_s: Seconds = 5.0
     """What an output poll may take beyond the wait it asks for."""
     tokens_ttl_ms: Annotated[int, Meta(ge=1000, le=86_400_000)] = 600_000
-    """Life of a `committed_tokens` object: its drafter reads it at once, with retries."""
+    """Life of a `committed_tokens` object, which its drafter reads at once, with retries; and of a `prompt` object, the
+    life of which is prolonged while its session lives."""
     affinity: Affinity = Affinity()
     """How much it counts where a conversation was before, against load."""
     patience: Patience = Patience()

@@ -143,3 +143,14 @@ def test_a_stale_end_does_not_close_it() -> None:
     assert seen.fenced_by is None
     assert seen.last is not None
     assert seen.last.ctl is UNSET
+
+
+def test_without_its_prompt_a_log_is_believed_from_its_first_commit_on() -> None:
+    """Whoever cannot have the prompt any more still sees what was committed, and whether it is over."""
+    rounds = commits((10, 11), (12,), (2,))
+    octets = b"".join(map(write_record, rounds))
+    assert read_history(octets, PLAIN, None) == history(*rounds)
+    assert read_history(b"", PLAIN, None).digest == b""
+    wrong = replace(rounds[1], digest=b"?" * 32)
+    with pytest.raises(IllFormed, match="digest chain"):
+        read_history(b"".join(map(write_record, [rounds[0], wrong])), PLAIN, None)

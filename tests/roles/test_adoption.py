@@ -1,6 +1,7 @@
 """What a router takes from the directory when it starts (decisions 106, 111)."""
 
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 from msgspec.structs import replace
@@ -8,7 +9,7 @@ from trio.testing import MockClock
 
 from sdcpd.cache.refs import record_reference
 from sdcpd.protocol.directory import DirectoryRecord, read_directory_record
-from sdcpd.protocol.encoding import encode
+from sdcpd.protocol.encoding import encode, encode_tokens
 from sdcpd.protocol.problems import IllFormed
 from sdcpd.roles.adoption import Claimed, claim_sessions
 from sdcpd.roles.ports import Content, ListOutcome, ReadOutcome, RecordOutcome, StoreRefused, Unreachable
@@ -27,7 +28,12 @@ def record(session: bytes, router: str = ROUTER, incarnation: int = 4) -> Direct
 async def claimed(logs: MemoryLogs, known: Callable[[bytes], bool] = lambda _: False) -> list[Claimed]:
     taken: list[Claimed] = []
     ports, _, _ = world(Cluster(logs))
-    await claim_sessions(ports, instance=ROUTER, cache=CACHE, known=known, take=taken.append)
+
+    async def lost(one: Claimed) -> None:
+        assert one.prompt is None
+        taken.append(one)
+
+    await claim_sessions(ports, instance=ROUTER, cache=CACHE, known=known, take=taken.append, lost=lost)
     return taken
 
 
@@ -160,3 +166,43 @@ def test_the_record_survives_its_encoding() -> None:
     assert read_directory_record(encode(one)) == one
     with pytest.raises(IllFormed):
         read_directory_record(encode(replace(one, vocabulary=-1)))
+
+
+PROMPT_REF = "http://c.example/cache/v1/s/-/o/x/1/0/tokens"
+
+
+def referring(kind: type[MemoryLogs] = MemoryLogs) -> MemoryLogs:
+    one = record(IDS[0])
+    return directory(replace(one, open=replace(one.open, prompt=PROMPT_REF)), kind=kind)
+
+
+class SlowToFetch(MemoryLogs):
+    """Objects cannot be had at first."""
+
+    answers: ClassVar[list[ReadOutcome]] = []
+
+    async def fetch(self, ref: str, *args: Any, **members: Any) -> ReadOutcome:
+        return self.answers.pop(0) if self.answers else await super().fetch(ref, *args, **members)
+
+
+async def test_a_prompt_that_is_referred_to_is_read(autojump_clock: MockClock) -> None:
+    logs = referring(SlowToFetch)
+    logs.objects[PROMPT_REF] = encode_tokens((7, 8, 9))
+    SlowToFetch.answers[:] = [Unreachable("?"), StoreRefused(status=503, detail="busy")]
+    (one,) = await claimed(logs)
+    assert one.prompt == (7, 8, 9)
+    assert one.record.open.prompt == PROMPT_REF
+    assert not SlowToFetch.answers
+
+
+@pytest.mark.parametrize("held", [None, b"\xff", StoreRefused(status=403, detail="not ours")])
+async def test_a_prompt_that_cannot_be_had_is_lost(
+    held: bytes | StoreRefused | None, autojump_clock: MockClock
+) -> None:
+    logs = referring(SlowToFetch)
+    if isinstance(held, bytes):
+        logs.objects[PROMPT_REF] = held
+    SlowToFetch.answers[:] = [held] if isinstance(held, StoreRefused) else []
+    (one,) = await claimed(logs)
+    assert one.prompt is None
+    assert one.record.incarnation == 5

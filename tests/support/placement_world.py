@@ -69,6 +69,7 @@ class World:
         patience: Patience | None = None,
         nonce: str = NONCE,
         record: str | None = None,
+        prompt_ref: str | None = None,
     ) -> None:
         self.now = 1000.0
         self.fleet = Fleet()
@@ -90,6 +91,7 @@ class World:
             speculation=speculation,
             nonce=nonce,
             record=record,
+            prompt_ref=prompt_ref,
         )
         self.machine = Placement(plan, self.fleet, patience or Patience())
         self.todo: list[Step] = []
@@ -196,12 +198,13 @@ class World:
         self.take(self.machine.adopt(epoch, '"record"', self.now))
         return self.store()
 
-    def store(self, *, lose: int = 0, records: bool = True) -> "World":
+    def store(self, *, lose: int = 0, records: bool = True, spare: str | None = None) -> "World":
         """Answer all calls to the log, for objects and (`records`) to write the directory until there are none; the
-        first `lose` writes to the log get no answer."""
+        first `lose` writes to the log get no answer, and those of the object `spare` stay as they are."""
         kinds = ReadLog | WriteLog | Publish | WriteRecord if records else ReadLog | WriteLog | Publish
         while True:
-            call = next((step for step in self.todo if isinstance(step, kinds)), None)
+            open_ = (step for step in self.todo if not (isinstance(step, Publish) and step.ref == spare))
+            call = next((step for step in open_ if isinstance(step, kinds)), None)
             if call is None:
                 return self
             self.todo.remove(call)

@@ -2,8 +2,8 @@
 
 Theory: tokens are a bucket that holds a minute's worth, is full at first, and refills evenly. How long an answer will
 be is not known before, so a request is let in while anything is left, and pays as it goes: its prompt when it is
-admitted, each token of the answer as it is delivered. So the bucket may go below empty; whoever comes then is told
-when something will be in it again. Over a long time nobody gets more than his rate.
+admitted (a refused one costs nothing), each token of the answer as it is delivered. So the bucket may go below empty;
+whoever comes then is told when something will be in it again. Over a long time nobody gets more than his rate.
 
 Counters live as long as the process and are kept across reloads, by name: a reload does not forgive what was used.
 """

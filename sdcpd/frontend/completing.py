@@ -79,7 +79,6 @@ class Completions:
 
         async def serve(nursery: trio.Nursery) -> None:
             work = await self._generator.prepare(ask, caller, exchange.shown_headers())
-            charge(work.prompt_tokens)
             outlet = self._outlet(exchange, shape, ask, len(work.requests), nursery)
             with trio.CancelScope() as writer:
                 nursery.start_soon(self._halt, outlet, writer)

@@ -79,14 +79,14 @@ class Generator:
     async def answer(
         self, work: Work, outlet: Outlet, *, charge: Callable[[int], None], arrived_at: float, request_id: str
     ) -> None:
-        """Steps 3 to 5. `charge` is told of tokens of the answer. Raises ApiError if nothing was sent yet, and
-        ClientGone."""
+        """Steps 3 to 5. `charge` is told of tokens of prompts that are taken and of the answer. Raises ApiError if
+        nothing was sent yet, and ClientGone."""
         choices = [
             Choice(index, self._reply(work, request), outlet, charge) for index, request in enumerate(work.requests)
         ]
 
         async def run(choice: Choice) -> None:
-            await self._run(choice, work, outlet, arrived_at, request_id)
+            await self._run(choice, work, outlet, charge, arrived_at, request_id)
 
         try:
             await _run_all(choices, run, outlet)
@@ -107,11 +107,21 @@ class Generator:
             tells_tokens=work.ask.return_token_ids,
         )
 
-    async def _run(self, choice: Choice, work: Work, outlet: Outlet, arrived_at: float, request_id: str) -> None:
-        """One choice. Raises ApiError and ClientGone."""
+    async def _run(
+        self,
+        choice: Choice,
+        work: Work,
+        outlet: Outlet,
+        charge: Callable[[int], None],
+        arrived_at: float,
+        request_id: str,
+    ) -> None:
+        """One choice; the first of a prompt pays for that. Raises ApiError and ClientGone."""
         request = work.requests[choice.index]
         try:
             async with self._generations.generation(request) as generation:
+                if choice.index % work.ask.n == 0:
+                    charge(len(request.prompt))
                 session = session_path_id(generation.session)
                 outlet.name_session(choice.index, session)
                 meter = RequestMeter(self._ports.meters, self._ports.clock, arrived_at, len(request.prompt))

@@ -211,7 +211,7 @@ def _check_ladders(config: "Config") -> Iterator[Fault]:
         try:
             ladders.named(config.ladder, name, place)
         except LadderError as error:
-            yield Fault(place, f"{error}")
+            yield Fault(place, f"{error}".removeprefix(f"{place}: "))
 
 
 def _check_classes(config: "Config") -> Iterator[Fault]:
@@ -225,7 +225,7 @@ def _check_classes(config: "Config") -> Iterator[Fault]:
             try:
                 ladders.named(config.ladder, one.ladder, f"{place}.ladder")
             except LadderError as error:
-                yield Fault(f"{place}.ladder", f"{error}")
+                yield Fault(f"{place}.ladder", f"{error}".removeprefix(f"{place}.ladder: "))
 
 
 def class_warnings(config: "Config") -> Iterator[str]:

@@ -5,6 +5,7 @@ from trio.testing import MockClock
 
 from sdcpd.frontend.keys import Caller, KeyRing, key_digest
 from sdcpd.frontend.settings import FrontendSettings
+from sdcpd.roles.generation import GenerationRefused
 from tests.support.frontend import EOS, World, make_world, page, tokens_of
 
 HELLO = [page(tokens_of("Hel")), page([*tokens_of("lo"), EOS], final=True)]
@@ -81,6 +82,21 @@ async def test_tokens_of_prompt_and_answer_count(world: World, autojump_clock: M
     assert (refused.status, refused.error["type"], refused.error["code"]) == (429, "tokens", "rate_limit_exceeded")
     assert int(refused.headers["retry-after"]) >= 1
     assert (await world.call("POST", "/v1/completions", json_body=ASK, headers=keyed(KEY))).status == 200
+
+
+async def test_a_prompt_that_is_refused_costs_nothing_and_one_with_choices_counts_once(
+    world: World, autojump_clock: MockClock
+) -> None:
+    world.generations.refusal = GenerationRefused("overloaded", "full", retry_after_s=1)
+    for _ in range(9):
+        refused = await world.call("POST", "/v1/completions", json_body=ASK, headers=keyed(SMALL))
+        assert refused.status == 503, "2 tokens each would be more than the 8 of the key"
+    world.generations.refusal = None
+    with_choices = {"model": "m", "prompt": "hihi", "n": 2, "max_tokens": 1}
+    await world.call("POST", "/v1/completions", json_body=with_choices, headers=keyed(SMALL))
+    refused = await world.call("POST", "/v1/completions", json_body=ASK, headers=keyed(SMALL))
+    assert refused.status == 429
+    assert int(refused.headers["retry-after"]) == 60 * (4 + 2 * 6 - 8) / 8, "4 for the prompt, 6 for each choice"
 
 
 async def test_keys_are_taken_anew(world: World) -> None:

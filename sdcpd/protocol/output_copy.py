@@ -96,8 +96,9 @@ class OutputCopy:
         return None
 
     def move(self, epoch: int) -> None:
-        """From now on pages are of a higher epoch; those of the one before are discarded (6.7)."""
-        assert epoch > self._epoch
+        """From now on pages are of `epoch`; those of a lower one are discarded (6.7). It never falls, and stays where
+        the session turns out to live at it with another verifier than was thought."""
+        assert epoch >= self._epoch
         self._epoch = epoch
         self.final = None
 

@@ -376,7 +376,8 @@ class Placement:
                 if not follow:
                     self._policies.found(verifier, state.round, sampling)
                 self.verifier = verifier
-                if state.epoch > self.epoch:
+                if state.epoch > self.epoch or verifier != self._reader.verifier:
+                    # The same epoch elsewhere: this router was about to open it when the other one did.
                     self.epoch = state.epoch
                     self._reader.move(verifier, state.epoch)
                 self._follows = follow

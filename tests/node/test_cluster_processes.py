@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)  # figures, seen with: pytest -o log_cli=true 
 READY_LIMIT_S = 120
 TTL_S = 1.5
 LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 240, "ignore_eos": True, "stream": True}
-ENGINE = ("engine.kv_cache_bytes=4194304", "engine.threads=1")
+ENGINE = ("engine.kv_cache_bytes=4194304", "engine.threads=1", "verifier.speculation=on")
 UNHURRIED = ("verifier.proposal_deadline_ms=600000", "verifier.first_proposal_deadline_ms=600000")
 """The verifier would wait ten minutes for a drafter: only the router's judgement can bring the next token."""
 ENDED = ("finished", "failed", "cancelled")
@@ -252,6 +252,7 @@ def test_on_loopback_without_tls_a_drafter_joins_a_node_with_all_other_roles(
         "node.single_node=true",
         f"sdcp.listen=127.0.0.1:{ports[0]}",
         f"frontend.listen=127.0.0.1:{ports[2]}",
+        "frontend.insecure_loopback=true",
     ]
     drafter = [
         f"node.base_uri={base[1]}",

@@ -36,7 +36,7 @@ READY_LIMIT_S = 120
 TTL_MS = 1500
 NODES = {"cache": "cache", "router": "router", "drafter": "drafter", "v1": "verifier", "v2": "verifier"}
 LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 240, "ignore_eos": True, "stream": True}
-ENGINE = ("engine.kv_cache_bytes=4194304", "engine.threads=1")
+ENGINE = ("engine.kv_cache_bytes=4194304", "engine.threads=1", "verifier.speculation=on")
 VERIFIER = (*ENGINE, f"verifier.ttl_ms={TTL_MS}")
 
 

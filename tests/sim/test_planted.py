@@ -363,7 +363,7 @@ def incarnation_not_raised(patch: Patch) -> None:
 
 def older_seq_accepted(patch: Patch) -> None:
     """A router of an earlier life names drafters beside the one that took its session up."""
-    patch.setattr(NamedDrafter, "check_seq", lambda self, assignment, state: None)
+    patch.setattr(NamedDrafter, "_check_seq", lambda self, assignment, state: None)
 
 
 def lost_still_answers(patch: Patch) -> None:
@@ -471,7 +471,7 @@ def policy_a_round_early(patch: Patch) -> None:
 def policy_lost_in_a_failover(patch: Patch) -> None:
     """The next verifier goes back to the contract's profile, and the router tells it no other."""
     patch.setattr(Profiles, "take_over", lambda self, commits: None)
-    patch.setattr(PolicyLane, "reopened", lambda self, verifier, round_: setattr(self, "_verifier", verifier))
+    patch.setattr(PolicyLane, "reopened", lambda self, verifier, round_, logged: setattr(self, "_verifier", verifier))
 
 
 def seed_told_to_drafters(patch: Patch) -> None:

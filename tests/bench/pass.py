@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--precisions", type=_names, default=["bf16", "int8", "fp32"], help=f"of {', '.join(KNOWN)}")
     result.add_argument("--numerics", choices=("auto", "fast", "batch_invariant"), default="auto")
     result.add_argument("--threads", type=_count, default=os.cpu_count(), help="of the engine (default: all cores)")
-    result.add_argument("--blocks", type=_count, default=3, help="times that everything is measured (default 3)")
+    result.add_argument("--blocks", type=_count, default=2, help="times that everything is measured (default 2)")
     result.add_argument("--repeats", type=_count, default=5, help="most passes in a row of a block (default 5)")
     result.add_argument("--prefix", type=_count, default=256, help="tokens of context before the pass (default 256)")
     return result

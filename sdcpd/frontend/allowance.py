@@ -74,5 +74,5 @@ def _refusal(caller: Caller, account: _Account) -> ApiError | None:
     rate = caller.tokens_per_minute
     if rate is not None and account.spent >= rate:
         wait_s = (account.spent - rate) * MINUTE_S / rate
-        return too_many(f"this key may use {rate} tokens a minute, and has", "tokens", max(RETRY_AFTER_S, ceil(wait_s)))
+        return too_many(f"this key has used its {rate} tokens a minute", "tokens", max(RETRY_AFTER_S, ceil(wait_s)))
     return None

@@ -99,6 +99,11 @@ class RouterCommands:
         )
         content = await within(CALL_LIMIT_S, lambda: self._ports.objects.read_log(ref))
         if isinstance(content, Missing):
+            if task is None:  # its scope is not known here, and its log lies within it
+                raise UnknownResource(
+                    "this router does not care for the session, and it has no log outside a scope; if its client had a "
+                    "key with a group, fence it at the router that cares for it"
+                )
             raise UnknownResource("there is no commit log of this session; nothing can be committed to it either")
         if not isinstance(content, Content):
             raise Overloaded(f"the commit log cannot be read: {content}", retry_after_s=1)
